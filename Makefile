@@ -1,0 +1,34 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint types unit bench docs clean
+
+demo: $(READY)          ## set everything up and show the main job
+	$(BIN)/python -m regard.tour demo
+
+test: lint types unit   ## set everything up; lint, types and tests
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/pyright
+
+unit: $(READY)
+	$(BIN)/pytest
+
+bench: $(READY)         ## measure against peers; writes benchmarks/results
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .ruff_cache .hypothesis
+
+# torch comes first and alone: a range asked for by another package would fetch the newest build with its CUDA packages.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
+	touch $@

@@ -1,0 +1,1 @@
+"""The operator: attend, inspect, explain, and the rules of who may meet."""

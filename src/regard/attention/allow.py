@@ -1,0 +1,308 @@
+"""Which pairs may meet; True = may attend. Rules compose with &, | and ~ and are never expanded to Q × K.
+
+A rule answers two questions about a tile of queries: which keys can any of them meet (`span`), and exactly which pairs
+(`tile`). Positions are absolute: query i of Q stands at `offset + i`, with `offset = K − Q` unless the state says other, so
+that the last query meets the last key when decoding.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from ..errors import ShapeError
+
+
+@dataclass(frozen=True)
+class Span:
+    """Keys [lo, hi) may be met by some query of a tile; all of [sure_lo, sure_hi) by every one of them."""
+
+    lo: int
+    hi: int
+    sure_lo: int = 0
+    sure_hi: int = 0
+
+    def clip(self, keys: int) -> Span:
+        lo, hi = max(0, min(self.lo, keys)), max(0, min(self.hi, keys))
+        sure_lo, sure_hi = max(self.sure_lo, lo), min(self.sure_hi, hi)
+        if hi <= lo:
+            return Span(0, 0)
+        return Span(lo, hi, sure_lo, sure_hi) if sure_hi > sure_lo else Span(lo, hi, lo, lo)
+
+    def open_parts(self) -> list[tuple[int, int]]:
+        """The ranges of keys where the exact rule has to be asked."""
+        if self.sure_hi <= self.sure_lo:
+            return [(self.lo, self.hi)] if self.hi > self.lo else []
+        return [(a, b) for a, b in ((self.lo, self.sure_lo), (self.sure_hi, self.hi)) if b > a]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Query rows [start, stop) against keys [lo, hi), and the whole problem they belong to."""
+
+    start: int
+    stop: int
+    lo: int
+    hi: int
+    offset: int
+    device: torch.device
+
+    def q_at(self) -> Tensor:
+        return torch.arange(self.start + self.offset, self.stop + self.offset, device=self.device).unsqueeze(-1)
+
+    def k_at(self) -> Tensor:
+        return torch.arange(self.lo, self.hi, device=self.device)
+
+
+class Allow(ABC):
+    """A rule. Subclasses are frozen dataclasses; tensors in them are data of the batch, not parameters."""
+
+    @abstractmethod
+    def tile(self, t: Tile) -> Bool[Tensor, "#B #H q k"]:
+        """Exactly which pairs of the tile may meet."""
+
+    def span(self, first: int, last: int, keys: int) -> Span:
+        """For queries standing at first..last, both counted. The default promises nothing."""
+        return Span(0, keys)
+
+    def check(self, B: int, H: int, Q: int, K: int) -> None:
+        """Refuse what does not fit the shapes; a rule without tensors fits all."""
+        return
+
+    def __and__(self, other: Allow | Tensor) -> Allow:
+        return Both(self, rule(other))
+
+    def __or__(self, other: Allow | Tensor) -> Allow:
+        return Either(self, rule(other))
+
+    def __rand__(self, other: Tensor) -> Allow:
+        return Both(rule(other), self)
+
+    def __ror__(self, other: Tensor) -> Allow:
+        return Either(rule(other), self)
+
+    def __invert__(self) -> Allow:
+        return Not(self)
+
+
+@dataclass(frozen=True)
+class All(Allow):
+    """Every pair."""
+
+    def tile(self, t: Tile) -> Tensor:
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=t.device)
+
+    def span(self, first: int, last: int, keys: int) -> Span:
+        return Span(0, keys, 0, keys)
+
+
+@dataclass(frozen=True)
+class Causal(Allow):
+    """A query meets the keys at and before its own position."""
+
+    def tile(self, t: Tile) -> Tensor:
+        return (t.k_at() <= t.q_at())[None, None]
+
+    def span(self, first: int, last: int, keys: int) -> Span:
+        return Span(0, last + 1, 0, first + 1)
+
+
+@dataclass(frozen=True)
+class Window(Allow):
+    """The `keys` nearest keys up to and *counting* the query's own position, and `ahead` keys after it."""
+
+    keys: int
+    ahead: int = 0
+
+    def __post_init__(self) -> None:
+        if self.keys < 1 or self.ahead < 0:
+            raise ShapeError(f"{self}: a window counts at least the query's own position; keys >= 1 and ahead >= 0")
+
+    def tile(self, t: Tile) -> Tensor:
+        back = t.q_at() - t.k_at()
+        return ((back < self.keys) & (back >= -self.ahead))[None, None]
+
+    def span(self, first: int, last: int, keys: int) -> Span:
+        lo, hi = first - self.keys + 1, last + self.ahead + 1
+        return Span(lo, hi, last - self.keys + 1, first + self.ahead + 1)
+
+
+@dataclass(frozen=True)
+class Prefix(Allow):
+    """Everyone meets the first n keys: `Causal() | Prefix(n)` is a prefix language model."""
+
+    n: int
+
+    def tile(self, t: Tile) -> Tensor:
+        return (t.k_at() < self.n)[None, None, None]
+
+    def span(self, first: int, last: int, keys: int) -> Span:
+        return Span(0, self.n, 0, self.n)
+
+
+@dataclass(frozen=True, eq=False)
+class Padding(Allow):
+    """Keys that are real: the first `lengths[b]` of row b, or the last ones with side="left"."""
+
+    lengths: Int[Tensor, " B"]
+    side: Literal["right", "left"] = "right"
+
+    def tile(self, t: Tile) -> Tensor:
+        raise AssertionError("Padding is bound to the number of keys by `bind` before it is asked")
+
+    def check(self, B: int, H: int, Q: int, K: int) -> None:
+        if self.lengths.ndim != 1 or self.lengths.shape[0] != B:
+            raise ShapeError(f"Padding has lengths {tuple(self.lengths.shape)}; it needs one for each of {B} batch rows")
+        if self.side not in ("right", "left"):
+            raise ShapeError(f"Padding(side={self.side!r}): the side is 'right' or 'left'")
+        if self.lengths.numel() and (int(self.lengths.min()) < 0 or int(self.lengths.max()) > K):
+            raise ShapeError(f"Padding has lengths {self.lengths.tolist()}; they lie in 0..{K}, the number of keys")
+
+
+@dataclass(frozen=True, eq=False)
+class BoundPadding(Allow):
+    first: Int[Tensor, " B"]
+    last: Int[Tensor, " B"]
+    outer: tuple[int, int]
+    inner: tuple[int, int]
+
+    def tile(self, t: Tile) -> Tensor:
+        at = t.k_at()
+        return ((at >= self.first[:, None]) & (at < self.last[:, None]))[:, None, None]
+
+    def span(self, first: int, last: int, keys: int) -> Span:
+        return Span(*self.outer, *self.inner)
+
+
+@dataclass(frozen=True, eq=False)
+class Document(Allow):
+    """Only tokens of one document meet: `ids` (B, K) or (K) says whose each key is; queries are the keys' last ones."""
+
+    ids: Int[Tensor, "*B K"]
+
+    def tile(self, t: Tile) -> Tensor:
+        ids = self.ids if self.ids.ndim == 2 else self.ids.unsqueeze(0)
+        q, k = ids[:, t.start + t.offset : t.stop + t.offset], ids[:, t.lo : t.hi]
+        return (q.unsqueeze(-1) == k.unsqueeze(-2)).unsqueeze(1)
+
+    def check(self, B: int, H: int, Q: int, K: int) -> None:
+        if self.ids.shape not in ((K,), (B, K), (1, K)):
+            raise ShapeError(f"Document has ids {tuple(self.ids.shape)}; it needs (B, K) = ({B}, {K}) or ({K},)")
+        if Q > K:
+            raise ShapeError(f"Document: {Q} queries are not among {K} keys; give a boolean tensor for cross-attention")
+
+
+@dataclass(frozen=True, eq=False)
+class Mask(Allow):
+    """Any boolean tensor that broadcasts to (B, H, Q, K)."""
+
+    allowed: Bool[Tensor, "#B #H #Q #K"]
+
+    def tile(self, t: Tile) -> Tensor:
+        m = self.allowed
+        m = m if m.shape[-2] == 1 else m[..., t.start : t.stop, :]
+        return m if m.shape[-1] == 1 else m[..., t.lo : t.hi]
+
+    def check(self, B: int, H: int, Q: int, K: int) -> None:
+        want = (B, H, Q, K)
+        if self.allowed.ndim != 4 or any(a not in (1, b) for a, b in zip(self.allowed.shape, want, strict=True)):
+            raise ShapeError(f"the mask is {tuple(self.allowed.shape)}; it must broadcast to (B, H, Q, K) = {want}")
+
+
+@dataclass(frozen=True)
+class Both(Allow):
+    a: Allow
+    b: Allow
+
+    def tile(self, t: Tile) -> Tensor:
+        return self.a.tile(t) & self.b.tile(t)
+
+    def span(self, first: int, last: int, keys: int) -> Span:
+        a, b = self.a.span(first, last, keys).clip(keys), self.b.span(first, last, keys).clip(keys)
+        return Span(max(a.lo, b.lo), min(a.hi, b.hi), max(a.sure_lo, b.sure_lo), min(a.sure_hi, b.sure_hi))
+
+    def check(self, B: int, H: int, Q: int, K: int) -> None:
+        self.a.check(B, H, Q, K)
+        self.b.check(B, H, Q, K)
+
+
+@dataclass(frozen=True)
+class Either(Allow):
+    a: Allow
+    b: Allow
+
+    def tile(self, t: Tile) -> Tensor:
+        return self.a.tile(t) | self.b.tile(t)
+
+    def span(self, first: int, last: int, keys: int) -> Span:
+        a, b = self.a.span(first, last, keys).clip(keys), self.b.span(first, last, keys).clip(keys)
+        spans = [s for s in (a, b) if s.hi > s.lo]
+        if not spans:
+            return Span(0, 0)
+        # Two sure ranges need not touch, so only the longer one is promised.
+        sure = max(spans, key=lambda s: s.sure_hi - s.sure_lo)
+        return Span(min(s.lo for s in spans), max(s.hi for s in spans), sure.sure_lo, sure.sure_hi)
+
+    def check(self, B: int, H: int, Q: int, K: int) -> None:
+        self.a.check(B, H, Q, K)
+        self.b.check(B, H, Q, K)
+
+
+@dataclass(frozen=True)
+class Not(Allow):
+    a: Allow
+
+    def tile(self, t: Tile) -> Tensor:
+        return ~self.a.tile(t)
+
+    def span(self, first: int, last: int, keys: int) -> Span:
+        s = self.a.span(first, last, keys).clip(keys)
+        if s.hi <= s.lo:
+            return Span(0, keys, 0, keys)
+        if s.sure_lo == 0 and s.sure_hi > 0:
+            return Span(s.sure_hi, keys, s.hi, keys)
+        if s.sure_hi == keys and s.sure_hi > s.sure_lo:
+            return Span(0, s.sure_lo, 0, s.lo)
+        return Span(0, keys)
+
+    def check(self, B: int, H: int, Q: int, K: int) -> None:
+        self.a.check(B, H, Q, K)
+
+
+def rule(x: Allow | Tensor | None) -> Allow:
+    """An Allow, from what a user may pass: a rule, a boolean tensor (Q, K) to (B, H, Q, K), or nothing."""
+    if x is None:
+        return All()
+    if isinstance(x, Allow):
+        return x
+    if not isinstance(x, Tensor) or x.dtype != torch.bool:
+        what = f"a {x.dtype} tensor" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise ShapeError(f"allow is {what}; it must be a rule such as Causal() or a boolean tensor, True = may attend")
+    if not 2 <= x.ndim <= 4:
+        raise ShapeError(f"the mask is {tuple(x.shape)}; it must have 2 to 4 dimensions and broadcast to (B, H, Q, K)")
+    return Mask(x[(None,) * (4 - x.ndim)])
+
+
+def bind(a: Allow, keys: int) -> Allow:
+    """The same rule with every Padding told how many keys there are, read from the device once per call."""
+    match a:
+        case Padding(lengths, side):
+            if not lengths.numel():
+                return All()
+            low, high = int(lengths.min()), int(lengths.max())
+            if side == "right":
+                return BoundPadding(torch.zeros_like(lengths), lengths, (0, high), (0, low))
+            return BoundPadding(keys - lengths, torch.full_like(lengths, keys), (keys - high, keys), (keys - low, keys))
+        case Both(x, y):
+            return Both(bind(x, keys), bind(y, keys))
+        case Either(x, y):
+            return Either(bind(x, keys), bind(y, keys))
+        case Not(x):
+            return Not(bind(x, keys))
+        case _:
+            return a

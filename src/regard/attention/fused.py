@@ -1,0 +1,227 @@
+"""Softmax through the fused kernels.
+
+Three routes, from the plainest to the most general, all exact:
+
+    sdpa     torch's own call, when scores are a bare dot product under no rule or the causal one
+    flash    torch's CPU flash kernel with a bias per key, which a public call refuses together with causality
+    chunks   the same kernel over chunks of query rows, whose masks and position biases are made chunk by chunk
+
+The kernel returns the log-sum-exp of every row, and we differentiate through it: one more key with a score and a value, the
+null slot of `abstain` or the self token, then needs no longer key tensor but a gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..geometry.base import Lowered
+from .allow import All, Causal, Tile
+from .problem import Problem
+
+_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # pyright: ignore
+_kernel_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # pyright: ignore
+
+CHUNK = 1 << 21
+"""Pairs per chunk of mask."""
+
+
+def simple_rule(p: Problem) -> bool:
+    """True when the kernel knows the rule itself: everything, or causal with queries and keys aligned at the start."""
+    return isinstance(p.allow, All) or (isinstance(p.allow, Causal) and (p.offset == 0 or p.q.shape[2] == 1))
+
+
+def is_causal(p: Problem) -> bool:
+    return isinstance(p.allow, Causal) and p.q.shape[2] > 1
+
+
+def sdpa(p: Problem, low: Lowered) -> Tensor:
+    """torch's own call. One query meets every key, so its group's heads can stand as rows and no key is repeated."""
+    B, H, G, Q, _, D, E = p.sizes
+    v = F.pad(p.v, (0, D - E)) if E < D else p.v
+    if Q == 1 and H != G and (not is_causal(p)):
+        out = F.scaled_dot_product_attention(low.q.view(B, G, H // G, -1), low.k, v, scale=low.scale)
+        return out.view(B, H, 1, -1)[..., :E]
+    out = F.scaled_dot_product_attention(low.q, low.k, v, is_causal=is_causal(p), scale=low.scale, enable_gqa=H != G)
+    return out[..., :E]
+
+
+@dataclass(frozen=True, eq=False)
+class Cover:
+    """The rule and the position bias of a problem, given chunk by chunk as one additive mask."""
+
+    problem: Problem
+    table: Tensor | None
+    temperature: float
+
+    def whole(self) -> bool:
+        return simple_rule(self.problem) and not self.problem.spec.position.biases
+
+    def chunks(self) -> Iterator[Tile]:
+        p = self.problem
+        _, _, _, Q, K, _, _ = p.sizes
+        rows = Q if self.whole() else max(16, min(512, CHUNK // max(1, K)))
+        for start in range(0, Q, rows):
+            stop = min(start + rows, Q)
+            span = p.allow.span(start + p.offset, stop - 1 + p.offset, K).clip(K)
+            yield Tile(start, stop, span.lo, span.hi, p.offset, p.q.device)
+
+    def mask(self, t: Tile, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The additive mask of a chunk (None: nothing to add), and which rows have nothing allowed."""
+        p = self.problem
+        if self.whole():
+            return None, None
+        bias: Tensor | None = None
+        if p.spec.position.biases:
+            bias = p.spec.position.bias(t.q_at().squeeze(-1), t.k_at(), like, self.table).unsqueeze(0) / self.temperature
+        span = p.allow.span(t.start + t.offset, t.stop - 1 + t.offset, p.k.shape[2]).clip(p.k.shape[2])
+        if (span.sure_lo, span.sure_hi) == (t.lo, t.hi):
+            return bias, None
+        allowed = p.allow.tile(t)
+        empty = None
+        if span.sure_hi <= span.sure_lo:
+            empty = ~allowed.expand(*allowed.shape[:2], t.stop - t.start, t.hi - t.lo).any(-1)
+            # A row of −inf would be NaN in the kernel: it meets everything there and is set to zero after.
+            allowed = allowed | empty.unsqueeze(-1)
+            empty = empty if bool(empty.any()) else None
+        hidden = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill_(~allowed, float("-inf"))
+        return (hidden if bias is None else bias + hidden), empty
+
+
+class Flash(torch.autograd.Function):
+    """out, lse = softmax attention under a cover, with gradients of q, k, v, the key bias, and through lse."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, scale: float, cover: Cover
+    ) -> tuple[Tensor, Tensor]:
+        H = q.shape[1]
+        E, width = v.shape[-1], max(q.shape[-1], v.shape[-1])
+        qw, kw, vw = (_wide(x, width, H) for x in (q, k, v))
+        bias = None if key_bias is None else _heads(key_bias, H).unsqueeze(-2)
+        out = q.new_zeros(*q.shape[:3], E)
+        lse = q.new_full(q.shape[:3], float("-inf"))
+        for t in cover.chunks():
+            if t.hi == t.lo:
+                continue
+            mask, empty = cover.mask(t, q)
+            mask = _plus(mask, bias, t)
+            rows, keys = slice(t.start, t.stop), slice(t.lo, t.hi)
+            o, m = _kernel(
+                qw[:, :, rows], kw[:, :, keys], vw[:, :, keys], 0.0, _causal(cover), attn_mask=_like(mask, q), scale=scale
+            )
+            o, m = o[..., :E], m.view(o.shape[:3])
+            if empty is not None:
+                o, m = o.masked_fill(empty.unsqueeze(-1), 0), m.masked_fill(empty, float("-inf"))
+            if t.start == 0 and t.stop == q.shape[2]:
+                out, lse = o, m
+            else:
+                out[:, :, rows], lse[:, :, rows] = o, m
+        ctx.scale, ctx.cover = scale, cover
+        ctx.save_for_backward(q, k, v, key_bias, out, lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        d_out, d_lse = grad_outputs
+        q, k, v, key_bias, out, lse = ctx.saved_tensors
+        cover: Cover = ctx.cover
+        if d_out is None and d_lse is None:
+            return (None,) * 6
+        (B, H, _, D), G, K, E = q.shape, k.shape[1], k.shape[2], v.shape[-1]
+        d_out = torch.zeros_like(out) if d_out is None else d_out
+        # The kernel gives no gradient of a bias, but it gives that of k: one more dimension, 1 in q and the bias in k, has it.
+        # Likewise a value of 1 whose output is said to be 0 brings the gradient of lse in.
+        bias_grad, lse_grad = key_bias is not None and ctx.needs_input_grad[3], d_lse is not None
+        width = max(D + bias_grad, E + lse_grad)
+        width = width if width == max(D, E) and not (bias_grad or lse_grad) else -(-width // 8) * 8
+        qw, kw, vw, ow, gw = (_wide(x, width, H) for x in (q, k, v, out, d_out))
+        bias = None if key_bias is None else _heads(key_bias, H).unsqueeze(-2)
+        if key_bias is not None and bias is not None and bias_grad:
+            qw[..., D] = 1
+            kw[..., D] = bias.squeeze(-2) / ctx.scale
+            bias = None
+        if d_lse is not None:
+            vw[..., E] = 1
+            gw[..., E] = d_lse
+        dq = torch.zeros_like(qw) if not cover.whole() else qw
+        dk, dv = torch.zeros_like(kw), torch.zeros_like(vw)
+        for t in cover.chunks():
+            if t.hi == t.lo:
+                continue
+            mask, empty = cover.mask(t, q)
+            mask = _plus(mask, bias, t)
+            rows, keys = slice(t.start, t.stop), slice(t.lo, t.hi)
+            g, m = gw[:, :, rows], lse[:, :, rows]
+            if empty is not None:
+                g, m = g.masked_fill(empty.unsqueeze(-1), 0), m.masked_fill(empty, 0)
+            a, b, c = _kernel_backward(
+                g, qw[:, :, rows], kw[:, :, keys], vw[:, :, keys], ow[:, :, rows], m, 0.0, _causal(cover),
+                attn_mask=_full(mask, q, t), scale=ctx.scale,
+            )  # fmt: skip
+            if cover.whole():
+                dq, dk, dv = a, b, c
+                break
+            dq[:, :, rows] = a
+            dk[:, :, keys] += b
+            dv[:, :, keys] += c
+        d_bias = None
+        if key_bias is not None and bias_grad:
+            d_bias = dk[..., D] / ctx.scale
+            d_bias = d_bias.view(B, key_bias.shape[1], -1, K).sum(2).sum_to_size(key_bias.shape)
+        dk, dv = (x if G == H else x.view(B, G, H // G, K, -1).sum(2) for x in (dk, dv))
+        return dq[..., :D], dk[..., :D], dv[..., :E], d_bias, None, None
+
+
+def flash(p: Problem, low: Lowered, temperature: float | Tensor) -> Tensor:
+    """Attention under any rule; slots are mixed in by their share of the whole, which the log-sum-exp tells."""
+    table = p.spec.position.table(p.state)
+    cover = Cover(p, None if table is None else table.detach(), 1.0 if isinstance(temperature, Tensor) else temperature)
+    v = p.v if p.v.shape[1] == low.k.shape[1] else p.v.repeat_interleave(low.k.shape[1] // p.v.shape[1], dim=1)
+    out, lse = Flash.apply(low.q, low.k, v, low.key_bias, low.scale, cover)  # pyright: ignore
+    met = lse > float("-inf")
+    for slot in p.slots(low, temperature):
+        score = slot.score if low.row_bias is None else slot.score - low.row_bias()
+        safe = torch.where(met, lse, 0)
+        real = torch.sigmoid(safe - score).unsqueeze(-1)
+        out = out * real
+        if slot.value is not None:
+            out = out + (1 - real) * slot.value.unsqueeze(-2)
+        out = out * met.unsqueeze(-1)
+        lse = torch.where(met, torch.logaddexp(safe, score), lse)
+    return out
+
+
+def _wide(x: Tensor, width: int, heads: int) -> Tensor:
+    x = x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+def _heads(bias: Tensor, heads: int) -> Tensor:
+    return bias if bias.shape[1] == heads else bias.repeat_interleave(heads // bias.shape[1], dim=1)
+
+
+def _plus(mask: Tensor | None, bias: Tensor | None, t: Tile) -> Tensor | None:
+    if bias is None:
+        return mask
+    bias = bias[..., t.lo : t.hi]
+    return bias if mask is None else mask + bias
+
+
+def _like(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    return None if mask is None else mask.to(q.dtype)
+
+
+def _full(mask: Tensor | None, q: Tensor, t: Tile) -> Tensor | None:
+    return None if mask is None else mask.to(q.dtype).expand(-1, -1, t.stop - t.start, -1)
+
+
+def _causal(cover: Cover) -> bool:
+    return cover.whole() and is_causal(cover.problem)

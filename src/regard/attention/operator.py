@@ -1,0 +1,104 @@
+"""attend: the one operator that composes geometry, selection, position and allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..geometry import Geometry
+from ..position import Position
+from ..selection import Energy, Hopfield, Selection, Softmax
+from ..state import State
+from . import fused, tiled
+from .allow import Allow
+from .plan import Plan, choose, plan
+from .problem import Problem, check_result, pose
+from .spec import Spec, make
+
+
+def attend(
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"] | None,
+    spec: str | Spec | None = None,
+    *,
+    geometry: Geometry | None = None,
+    selection: Selection | None = None,
+    position: Position | None = None,
+    allow: Allow | Tensor | None = None,
+    state: State | None = None,
+) -> Float[Tensor, "B H Q E"]:
+    """Attention by any mechanism.
+
+    >>> out = attend(q, k, v, "cosine | entmax(1.5) | alibi", allow=Causal())
+
+    `spec` is a line or a Spec; or give its parts as objects. Query i stands at position K − Q + i unless `state.offset` says
+    other. A row with nothing allowed gives zeros. `pointer` returns weights (B, H, Q, K), `energy` both sides (B, H, Q, 2D).
+    """
+    return run(pose(q, k, v, spec, (geometry, selection, position), allow, state))[0]
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    spec: str | Spec | None = None,
+    *,
+    geometry: Geometry | None = None,
+    selection: Selection | None = None,
+    position: Position | None = None,
+    allow: Allow | Tensor | None = None,
+    state: State | None = None,
+) -> Plan:
+    """What `attend` would do with these inputs, and why; computes nothing."""
+    return plan(pose(q, k, v, spec, (geometry, selection, position), allow, state))
+
+
+def run(p: Problem) -> tuple[Tensor, Tensor | None]:
+    """The result, and what the next call of a selection that carries has to know."""
+    p = settle(p)
+    backend, _ = choose(p)
+    half = p.q.dtype in (torch.bfloat16, torch.float16) and backend != "sdpa"
+    full = p.upcast() if half else p
+    carry: Tensor | None = None
+    if 0 in p.q.shape[:3] or p.k.shape[2] == 0:
+        out = p.q.new_zeros(*p.q.shape[:3], tiled.out_width(p))
+    elif backend == "tiled":
+        out, carry = _tiled(full)
+    else:
+        temperature = _temperature(full)
+        low = full.lower()
+        low = low if isinstance(temperature, float) and temperature == 1.0 else low.divided(temperature)
+        out = fused.sdpa(full, low) if backend == "sdpa" else fused.flash(full, low, temperature)
+    out = out.to(p.q.dtype)
+    check_result(out, p)
+    return out, carry
+
+
+def settle(p: Problem) -> Problem:
+    """A Hopfield retrieval walked to its last step, where it is a softmax that reads v; any other problem as it is."""
+    if not isinstance(p.inner, Hopfield):
+        return p
+    geometry = p.spec.geometry if p.inner.beta is None else p.spec.geometry.with_scale(p.inner.beta)
+    step = replace(p, spec=make(geometry, Softmax(), p.spec.position))
+    state = p.q
+    for _ in range(p.inner.steps - 1):
+        state = run(replace(step, q=state, v=p.k, reads_keys=True))[0]
+    return replace(step, q=state)
+
+
+def _temperature(p: Problem) -> float | Tensor:
+    t = p.inner.temperature if isinstance(p.inner, Softmax) else 1.0
+    return p.parameters()["temperature"] if t == "learned" else t
+
+
+def _tiled(p: Problem) -> tuple[Tensor, Tensor | None]:
+    job, tensors = tiled.job_for(p, p.lower())
+    out, carry = tiled.Tiled.apply(job, *tensors)  # pyright: ignore
+    if isinstance(p.inner, Energy) and p.spec.position.turns:
+        sides = out.chunk(2, dim=-1)
+        out = torch.cat([p.spec.position.revert(x, p.q_at, p.state) for x in sides], dim=-1)
+    return out, carry

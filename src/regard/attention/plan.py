@@ -1,0 +1,142 @@
+"""Which backend runs a problem, what it costs and why: the one place where that is decided, and what `explain` prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ..geometry import Cosine, Dot, SelfConditioned, Trace
+from ..selection import Energy, Hopfield, Softmax
+from ..state import LowRank
+from .fused import simple_rule
+from .problem import Problem
+
+Backend = Literal["sdpa", "flash", "tiled"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The exact backend that `attend` picks for these inputs."""
+
+    spec: str
+    backend: Backend
+    reasons: tuple[str, ...]
+    flops: int
+    bytes: int
+    pairs: float
+    """Share of the Q × K pairs whose tiles are computed at all."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.spec}",
+            f"  backend  {self.backend}",
+            f"  cost     {_human(self.flops, 1000, 'FLOP')} forward, {_human(self.bytes, 1024, 'B')} beyond inputs and output",
+            f"  pairs    {self.pairs:.0%} of Q × K computed",
+        ]
+        return "\n".join([*lines, *(f"  because  {r}" for r in self.reasons)])
+
+
+def plan(p: Problem) -> Plan:
+    backend, reasons = choose(p)
+    B, H, G, Q, K, D, E = p.sizes
+    rows = max(16, min(256, (1 << 20) // max(1, B * H * K)))
+    computed = 0
+    for start in range(0, Q, rows):
+        stop = min(start + rows, Q)
+        span = p.allow.span(start + p.offset, stop - 1 + p.offset, K).clip(K)
+        computed += (stop - start) * (span.hi - span.lo)
+    width = _width(p)
+    per_pair = 2 * width + 2 * E + (8 if p.inner.name == "softmax" else 8 * p.inner.cost)
+    steps = p.inner.steps if isinstance(p.inner, Hopfield) else 1
+    flops = B * H * computed * per_pair * steps
+    if isinstance(p.geometry, Trace):
+        flops += 2 * B * G * K * D * D
+    size = p.q.element_size() if p.q.dtype in (torch.float32, torch.float64) else 4
+    scratch = B * H * Q * size if backend != "tiled" else B * H * rows * K * size * p.inner.cost
+    if not isinstance(p.geometry, Dot):
+        scratch += B * (H * Q + G * K) * width * size
+    share = computed / (Q * K) if Q * K else 0.0
+    return Plan(str(p.spec), backend, tuple(reasons), flops, scratch, share)
+
+
+def choose(p: Problem) -> tuple[Backend, list[str]]:
+    """The backend, and the reason of each choice on the way to it."""
+    why: list[str] = []
+    if p.bypassed:
+        why.append(f"{p.spec.geometry.name} is idle (its state is zero and needs no gradient): bypassed, bit-identical to dot")
+    if p.q.dtype in (torch.bfloat16, torch.float16):
+        why.append(f"{p.q.dtype} inputs: scores and sums are float32 unless torch's own kernel takes them")
+    if not isinstance(p.inner, Softmax | Hopfield):
+        if p.inner.picks:
+            why.append(f"{p.inner.name} keeps one key per row: tiles of scores, then a gather, no second product")
+        elif isinstance(p.inner, Energy):
+            why.append("energy returns both sides of a gradient: tiles that add to rows and to columns")
+        else:
+            why.append(f"{p.inner.name} is no softmax: tiles of query rows, made again in backward")
+        return "tiled", why
+    if p.points:
+        return "tiled", [*why, "pointer returns the weights themselves, which no fused kernel gives"]
+    if p.refusal is not None and p.refusal.threshold is not None:
+        return "tiled", [*why, "abstain(threshold) needs each row's largest score, which no fused kernel gives"]
+    if p.geometry.name in ("additive", "polynomial"):
+        return "tiled", [*why, f"{p.geometry.name} is no dot product: its scores are made tile by tile"]
+    bare = isinstance(p.geometry, Dot | Cosine) or (
+        isinstance(p.geometry, SelfConditioned) and p.geometry.form not in ("self_token", "null_slot")
+    )
+    learned = isinstance(p.inner, Softmax) and p.inner.temperature == "learned"
+    if (
+        bare
+        and simple_rule(p)
+        and not p.spec.position.biases
+        and p.refusal is None
+        and not learned
+        and p.v.shape[-1] <= p.q.shape[-1]
+    ):
+        why.append(f"{p.geometry.name} lowers to a bare dot product and the rule is the kernel's own: torch's fused call")
+        return "sdpa", why
+    if p.q.device.type != "cpu":
+        return "tiled", [*why, f"on {p.q.device.type} the kernel with biases is not reached from here: tiles"]
+    if p.spec.position.biases:
+        table = p.spec.position.table(p.state)
+        if table is not None and table.requires_grad and torch.is_grad_enabled():
+            return "tiled", [
+                *why,
+                f"{p.spec.position.name}'s table is being trained, and the fused kernel gives no gradient of a mask",
+            ]
+        if learned:
+            return "tiled", [*why, "a learned temperature divides the position bias too, so the bias needs a gradient"]
+        why.append(f"{p.spec.position.name} adds a bias to each pair: made for chunks of rows, never for all")
+    if not bare:
+        why.append(f"{p.geometry.name} lowers to a dot product, a bias per key{' and a slot' if _slotted(p) else ''}")
+    if p.refusal is not None:
+        why.append("the null slot is a gate on the row's log-sum-exp: no longer keys")
+    if not simple_rule(p):
+        why.append("the rule becomes masks for chunks of rows; chunks it empties are skipped")
+    return "flash", [*why, "torch's CPU flash kernel, with causality and a bias in one call"]
+
+
+def _slotted(p: Problem) -> bool:
+    return isinstance(p.geometry, SelfConditioned) and p.geometry.form in ("self_token", "null_slot")
+
+
+def _width(p: Problem) -> int:
+    """The width of the dot product after lowering."""
+    D = p.q.shape[-1]
+    if not isinstance(p.geometry, Trace) or p.geometry.base is None:
+        return D
+    if not p.spec.position.turns and p.geometry.norm == "raw":
+        return D
+    trace = p.state.trace
+    if isinstance(trace, LowRank):
+        return D + trace.left.shape[-1] * (1 if trace.right is None else 2)
+    return 2 * D
+
+
+def _human(n: float, base: int, unit: str) -> str:
+    for prefix in ("", "K", "M", "G", "T"):
+        if n < base:
+            return f"{n:.3g} {prefix}{'i' if base == 1024 and prefix else ''}{unit}"
+        n /= base
+    return f"{n:.3g} P{unit}"

@@ -1,0 +1,188 @@
+"""One call, checked: tensors, spec, rule and state whose shapes fit. Everything after this can trust what it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..errors import CombinationError, NumericsError, ShapeError, SpecError, StateError
+from ..geometry import Dot, Geometry
+from ..geometry.base import Lowered, Slot, Turn, stay
+from ..position import Position
+from ..selection import Energy, Selection
+from ..selection.wrappers import Abstain, unwrap
+from ..state import State
+from .allow import Allow, bind, rule
+from .spec import Spec, make, parse
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    spec: Spec
+    allow: Allow
+    state: State
+    offset: int
+    reads_keys: bool = False
+    """True in the middle of a Hopfield retrieval, when the keys themselves are what is read."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int, int]:
+        (B, H, Q, D), (_, G, K, _) = self.q.shape, self.k.shape
+        return B, H, G, Q, K, D, self.v.shape[-1]
+
+    @cached_property
+    def inner(self) -> Selection:
+        return unwrap(self.spec.selection)[0]
+
+    @cached_property
+    def refusal(self) -> Abstain | None:
+        return unwrap(self.spec.selection)[1]
+
+    @cached_property
+    def points(self) -> bool:
+        return unwrap(self.spec.selection)[2]
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """The geometry to run: `dot` itself where the state makes a conditioned one idle, so that off is bit-identical."""
+        g = self.spec.geometry
+        return Dot() if g.idle(self.state) else g
+
+    @cached_property
+    def bypassed(self) -> bool:
+        return self.geometry is not self.spec.geometry
+
+    @cached_property
+    def turn(self) -> Turn:
+        position = self.spec.position
+        if not position.turns:
+            return stay
+        q_at, k_at = self.q_at, torch.arange(self.k.shape[2], device=self.k.device)
+        return lambda q, k: (position.apply(q, q_at, self.state), position.apply(k, k_at, self.state))
+
+    @cached_property
+    def q_at(self) -> Tensor:
+        return torch.arange(self.offset, self.offset + self.q.shape[2], device=self.q.device)
+
+    def lower(self) -> Lowered:
+        return self.geometry.lower(self.q, self.k, self.state, self.turn)
+
+    def slots(self, lowered: Lowered, temperature: float | Tensor = 1.0) -> list[Slot]:
+        """The keys that every row sees beside the real ones: the geometry's own, and the one `abstain(null_logit)` adds.
+
+        `temperature` is what `lowered` has been divided by.
+        """
+        found = [] if lowered.slot is None else [lowered.slot]
+        if self.reads_keys:
+            found = [replace(s, value=s.key) for s in found]
+        if self.refusal is not None and self.refusal.null_logit is not None:
+            null = self.q.new_full(self.q.shape[:3], float(self.refusal.null_logit))
+            found.append(Slot(null / (temperature.view(1, -1, 1) if isinstance(temperature, Tensor) else temperature)))
+        return found
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Numbers per head that the selection reads from the state."""
+        H = self.q.shape[1]
+        found: dict[str, Tensor] = {}
+        for name in self.inner.needs:
+            x = self.state.tensor(name, str(self.inner))
+            if x.shape != (H,):
+                raise ShapeError(f"state.{name} is {tuple(x.shape)}; {self.inner} needs one number per query head, ({H},)")
+            floor = 1.0 if name == "alpha" else 0.0
+            if not bool((x > floor).all()):
+                raise StateError(f"state.{name} is {x.detach().tolist()}; every value must be above {floor:g}")
+            found[name] = x
+        return found
+
+    def upcast(self) -> Problem:
+        """Half precision holds the inputs; scores, sums and thresholds are float32."""
+        return replace(self, q=self.q.float(), k=self.k.float(), v=self.v.float())
+
+
+def pose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    spec: str | Spec | None,
+    parts: tuple[Geometry | None, Selection | None, Position | None],
+    allow: Allow | Tensor | None,
+    state: State | None,
+) -> Problem:
+    """Check a call and fill in what it leaves out."""
+    chosen = _spec(spec, parts)
+    state = state or State()
+    if not isinstance(state, State):
+        raise StateError(f"state is a {type(state).__name__}; pass regard.State(...)")
+    selection, _, points = unwrap(chosen.selection)
+    if v is None:
+        if not (points or isinstance(selection, Energy)):
+            raise ShapeError(f"v is None; only pointer and energy do without values, and this is {chosen}")
+        v = k
+    _check_tensors(q, k, v)
+    B, H, Q, _ = q.shape
+    K = k.shape[2]
+    if isinstance(selection, Energy) and (k.shape[1] != H or Q != K):
+        raise CombinationError(
+            f"energy moves the tokens that are both queries and keys; q is {tuple(q.shape)} and k is {tuple(k.shape)}: "
+            "they need as many heads and as many tokens"
+        )
+    ruled = rule(allow)
+    ruled.check(B, H, Q, K)
+    offset = K - Q if state.offset is None else state.offset
+    return Problem(q, k, v, chosen, bind(ruled, K), state, offset)
+
+
+def _spec(spec: str | Spec | None, parts: tuple[Geometry | None, Selection | None, Position | None]) -> Spec:
+    given = [p for p in parts if p is not None]
+    if spec is not None and given:
+        raise SpecError(f"give a spec or its parts, not both: {spec!r} and {', '.join(str(p) for p in given)}")
+    return parse(spec) if spec is not None else make(*parts)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise ShapeError(f"{name} is a {type(x).__name__}; q, k and v are tensors (B, heads, length, width)")
+        if x.ndim != 4:
+            raise ShapeError(f"{name} is {tuple(x.shape)}; it must have 4 dimensions, (B, heads, length, width)")
+        if x.dtype not in FLOATS:
+            raise ShapeError(f"{name} is {x.dtype}; use float32, float64, bfloat16 or float16")
+    if not (q.dtype == k.dtype == v.dtype):
+        raise ShapeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; make them one dtype")
+    if not (q.device == k.device == v.device):
+        raise ShapeError(f"q, k, v are on {q.device}, {k.device}, {v.device}; put them on one device")
+    shapes = f"q is {tuple(q.shape)}, k is {tuple(k.shape)}, v is {tuple(v.shape)}"
+    if not (q.shape[0] == k.shape[0] == v.shape[0]):
+        raise ShapeError(f"{shapes}: the batch sizes differ")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise ShapeError(f"{shapes}: k and v need the same heads and the same length")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ShapeError(f"{shapes}: H={q.shape[1]} query heads is not a multiple of G={k.shape[1]} key heads")
+    if q.shape[3] != k.shape[3]:
+        raise ShapeError(f"{shapes}: q and k need the same width D")
+    if q.shape[3] == 0 or v.shape[3] == 0:
+        raise ShapeError(f"{shapes}: widths of 0 hold nothing to compare")
+
+
+def check_result(out: Tensor, p: Problem) -> None:
+    """Not finite in, not finite out: say which, instead of handing NaN on. One pass over the output, on CPU only."""
+    if out.device.type != "cpu" or bool(torch.isfinite(out.detach().sum())) or bool(torch.isfinite(out).all()):
+        return
+    for name in ("q", "k", "v"):
+        x: Tensor = getattr(p, name)
+        bad = int((~torch.isfinite(x)).sum())
+        if bad:
+            raise NumericsError(f"{name} has {bad} of {x.numel()} values that are not finite (NaN or infinity)")
+    largest = {n: f"{float(getattr(p, n).abs().max()):.3g}" for n in ("q", "k", "v")}
+    raise NumericsError(
+        f"the scores of {p.spec} overflow {out.dtype}: the largest |q|, |k|, |v| are {', '.join(largest.values())}; "
+        "normalise (cosine), scale down or use float64"
+    )

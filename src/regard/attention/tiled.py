@@ -1,0 +1,307 @@
+"""Any geometry, selection, position and rule, in tiles of query rows.
+
+A tile of scores is made, turned into weights and used up before the next one is made; backward makes it again instead of
+keeping it. So memory above inputs and outputs is O(tile × K) in training too, and no Q × K tensor ever exists. Tiles whose
+keys `allow` rules out are never made; where it allows a whole range of keys, no mask is made either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..geometry.base import Lowered, Slot
+from ..selection import Energy
+from ..selection.base import Given
+from .allow import Tile
+from .problem import Problem
+
+TILE = 1 << 20
+"""Scores per tile. 4 MiB of float32: large enough for the matrix product, small enough for the caches."""
+
+_ROWS, _KEYS, _WHOLE = "rows", "keys", "whole"
+_AXES = {
+    "q": _ROWS, "row_bias": _ROWS, "slot_score": _ROWS, "k": _KEYS, "v": _KEYS, "key_bias": _KEYS,
+}  # fmt: skip
+"""Which of a tile's two axes a tensor is cut along (always its third dimension); the others are whole in every tile."""
+
+
+@dataclass(frozen=True)
+class TileOut:
+    pieces: tuple[Tensor, ...]
+    weights: Tensor
+    scores: Tensor
+    carry: Tensor | None
+    empty: Tensor | None
+    given: Given
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Everything about a problem that is not a differentiable tensor, and how one tile of it is computed."""
+
+    problem: Problem
+    scale: float
+    pair: Any
+    names: tuple[str, ...]
+    slots: int
+    null_slots: int
+
+    def tiles(self) -> Iterator[Tile]:
+        p = self.problem
+        B, H, _, Q, K, _, _ = p.sizes
+        wide = 1 if self.pair is None else self.problem.q.shape[-1]
+        rows = max(1 if self.pair else 16, min(256, 4 * TILE // max(1, B * H * K * wide * max(4, p.inner.cost))))
+        reach = 0
+        for start in range(0, Q, rows):
+            stop = min(start + rows, Q)
+            span = p.allow.span(start + p.offset, stop - 1 + p.offset, K).clip(K)
+            # A carry lives on all keys up to the furthest one met, so nothing may be cut off in front of it.
+            reach = max(reach, span.hi)
+            lo, hi = (0, reach) if p.inner.carries else (span.lo, span.hi)
+            yield Tile(start, stop, lo, hi, p.offset, p.q.device)
+
+    def compute(self, t: Tile, x: dict[str, Tensor], carry: Tensor | None, weigh: bool) -> TileOut:
+        """One tile from tensors that are cut to it. `weigh=False` lets a selection that picks skip its weights."""
+        p = self.problem
+        B, H, _, _ = x["q"].shape
+        rows, columns = t.stop - t.start, t.hi - t.lo
+        scores = self._scores(x).view(B, H, rows, columns)
+        if "key_bias" in x:
+            bias = x["key_bias"]
+            grouped = scores.view(B, bias.shape[1], -1, rows, columns)
+            scores = grouped.add_(bias[:, :, None, None, :]).view(B, H, rows, columns)
+        if p.inner.absolute and "row_bias" in x:
+            scores = scores.add_(x["row_bias"].unsqueeze(-1))
+        if p.spec.position.biases:
+            like = x["q"]
+            scores = scores.add_(p.spec.position.bias(t.q_at().squeeze(-1), t.k_at(), like, x.get("table")))
+        empty = self._mask(scores, t)
+        if self.slots:
+            score = x["slot_score"]
+            if "row_bias" in x:
+                score = score - x["row_bias"].unsqueeze(-1)
+            scores = torch.cat([scores, score], dim=-1)
+        given = Given(
+            at=t.q_at().squeeze(-1),
+            empty=empty,
+            slots=self.slots,
+            carry=None if carry is None else carry[..., :columns],
+            row_bias=x.get("row_bias"),
+            distance_scale=p.geometry.distance_scale(p.q.shape[-1]),
+            params={n: x[n] for n in p.inner.needs},
+        )
+        if p.inner.picks and not (weigh or torch.is_grad_enabled() or self.slots or p.points or p.refusal):
+            index, accepted = p.inner.index(scores, given)
+            piece = _gather(x["v"], index)
+            piece = piece if accepted is None else piece * accepted.unsqueeze(-1)
+            return TileOut((_zero(piece, empty),), scores, scores, None, empty, given)
+        weights, carry = p.inner.rows(scores, given)
+        weights = self._refuse(weights, scores, x, columns)
+        weights = _zero(weights, empty)
+        return TileOut(self._pieces(weights, x, columns), weights, scores, carry, empty, given)
+
+    def _scores(self, x: dict[str, Tensor]) -> Tensor:
+        q, k = x["q"], x["k"]
+        if self.pair is not None:
+            return self.pair(q, k, *(x[n] for n in self.names if n.startswith("pair")))
+        B, G, _, width = k.shape
+        return torch.matmul((q * self.scale).reshape(B, G, -1, width), k.mT)
+
+    def _mask(self, scores: Tensor, t: Tile) -> Tensor | None:
+        """Fill −inf where pairs may not meet; which rows have nothing left, and a placeholder 0 in those.
+
+        Done by value, outside the gradient: a weight of 0 has a gradient of 0 in every selection.
+        """
+        p = self.problem
+        span = p.allow.span(t.start + t.offset, t.stop - 1 + t.offset, p.k.shape[2]).clip(p.k.shape[2])
+        with torch.no_grad():
+            for lo, hi in ((t.lo, span.lo), (span.hi, t.hi)):
+                scores[..., max(lo, t.lo) - t.lo : max(min(hi, t.hi) - t.lo, 0)] = float("-inf")
+            for lo, hi in span.open_parts():
+                allowed = p.allow.tile(replace(t, lo=lo, hi=hi))
+                scores[..., lo - t.lo : hi - t.lo].masked_fill_(~allowed, float("-inf"))
+            if span.sure_hi > span.sure_lo:
+                return None
+            empty = scores.amax(-1) == float("-inf")
+            if not bool(empty.any()):
+                return None
+            scores.masked_fill_(empty.unsqueeze(-1), 0)
+            return empty
+
+    def _refuse(self, weights: Tensor, scores: Tensor, x: dict[str, Tensor], columns: int) -> Tensor:
+        refusal = self.problem.refusal
+        if refusal is None or refusal.threshold is None:
+            return weights
+        top = scores[..., :columns].detach().amax(-1)
+        top = top if "row_bias" not in x else top + x["row_bias"].detach()
+        return weights * (top >= refusal.threshold).unsqueeze(-1)
+
+    def _pieces(self, weights: Tensor, x: dict[str, Tensor], columns: int) -> tuple[Tensor, ...]:
+        p = self.problem
+        if p.points:
+            return (weights[..., :columns],)
+        if isinstance(p.inner, Energy):
+            return weights @ x["k"], weights.mT @ x["q"]
+        B, H, rows, _ = weights.shape
+        v = x["v"]
+        real = weights[..., :columns] if self.slots else weights
+        out = torch.matmul(real.reshape(B, v.shape[1], -1, columns), v).view(B, H, rows, v.shape[-1])
+        if self.slots and "slot_value" in x:
+            out = out + weights[..., columns:] @ x["slot_value"]
+        return (out,)
+
+    def places(self, t: Tile, width: int) -> tuple[tuple[slice, slice], ...]:
+        """Where the pieces of a tile go in the output's last two dimensions."""
+        rows = slice(t.start, t.stop)
+        if self.problem.points:
+            return ((rows, slice(t.lo, t.hi)),)
+        if isinstance(self.problem.inner, Energy):
+            return (rows, slice(0, width // 2)), (slice(t.lo, t.hi), slice(width // 2, width))
+        return ((rows, slice(0, width)),)
+
+
+def out_width(p: Problem) -> int:
+    if p.points:
+        return p.k.shape[2]
+    return 2 * p.q.shape[-1] if isinstance(p.inner, Energy) else p.v.shape[-1]
+
+
+def cut(x: Tensor, name: str, t: Tile) -> Tensor:
+    match _AXES.get(name, _WHOLE):
+        case "rows":
+            return x[:, :, t.start : t.stop]
+        case "keys":
+            return x[:, :, t.lo : t.hi]
+        case _:
+            return x
+
+
+class Tiled(torch.autograd.Function):
+    """Forward keeps the inputs and, for selections that carry, the carry at each tile's door. Backward makes tiles again."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, *tensors: Tensor) -> tuple[Tensor, Tensor | None]:
+        p = job.problem
+        whole = dict(zip(job.names, tensors, strict=True))
+        q = whole["q"]
+        width = out_width(p)
+        out = q.new_zeros(*q.shape[:3], width)
+        carry = start_carry(job, q)
+        doors: list[Tensor | None] = []
+        for t in job.tiles():
+            doors.append(carry)
+            if t.hi == t.lo:
+                continue
+            tile = job.compute(t, {n: cut(x, n, t) for n, x in whole.items()}, carry, weigh=False)
+            for piece, (rows, columns) in zip(tile.pieces, job.places(t, width), strict=True):
+                out[..., rows, columns] += piece
+            carry = widen(tile.carry, p) if p.inner.carries else None
+        ctx.job, ctx.doors = job, doors
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        if carry is not None:
+            ctx.mark_non_differentiable(carry)
+        return out, carry
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad_out = grad_outputs[0]
+        job: Job = ctx.job
+        whole = dict(zip(job.names, ctx.saved_tensors, strict=True))
+        if grad_out is None:
+            return (None,) * (1 + len(whole))
+        wanted = [n for n, need in zip(job.names, ctx.needs_input_grad[1:], strict=True) if need]
+        grads = {n: torch.zeros_like(whole[n]) for n in wanted}
+        grad_carry: Tensor | None = None
+        for t, door in zip(reversed(list(job.tiles())), reversed(ctx.doors), strict=True):
+            if t.hi == t.lo:
+                continue
+            parts = {n: cut(x, n, t).detach() for n, x in whole.items()}
+            for n in wanted:
+                parts[n].requires_grad_()
+            carry = None if door is None else door.detach().requires_grad_()
+            with torch.enable_grad():
+                tile = job.compute(t, parts, carry, weigh=False)
+            outs = list(tile.pieces)
+            given = [grad_out[..., rows, columns] for rows, columns in job.places(t, grad_out.shape[-1])]
+            if grad_carry is not None and tile.carry is not None:
+                outs.append(tile.carry)
+                given.append(grad_carry[..., : tile.carry.shape[-1]])
+            alive = [(o, g) for o, g in zip(outs, given, strict=True) if o.requires_grad]
+            if not alive:
+                continue
+            leaves = [parts[n] for n in wanted] + ([] if carry is None else [carry])
+            found = torch.autograd.grad([o for o, _ in alive], leaves, [g for _, g in alive], allow_unused=True)
+            for n, g in zip(wanted, found, strict=False):
+                if g is not None:
+                    cut(grads[n], n, t).add_(g)
+            grad_carry = found[-1] if carry is not None else None
+        return (None, *(grads.get(n) for n in job.names))
+
+
+def start_carry(job: Job, q: Tensor) -> Tensor | None:
+    """What the state brings from earlier calls, widened to the keys there are now."""
+    p = job.problem
+    if not p.inner.carries:
+        return None
+    B, H, _, _, K, _, _ = p.sizes
+    shape = (B, K) if p.inner.name == "selective" else (B, H, K)
+    if p.state.carry is None:
+        start = q.new_zeros(shape)
+        if p.inner.name == "monotonic" and K:
+            start[..., 0] = 1
+        return start
+    return widen(p.state.carry.to(q.dtype), p)
+
+
+def widen(carry: Tensor | None, p: Problem) -> Tensor | None:
+    K = p.k.shape[2]
+    if carry is None:
+        return None
+    return torch.nn.functional.pad(carry, (0, K - carry.shape[-1])) if carry.shape[-1] < K else carry[..., :K]
+
+
+def job_for(p: Problem, lowered: Lowered, need_rows: bool = False) -> tuple[Job, list[Tensor]]:
+    """The job of a lowered problem, and its tensors in the order of `job.names`."""
+    H = p.q.shape[1]
+    k, v = lowered.k, p.v
+    if lowered.pair is not None or k.shape[1] != v.shape[1]:
+        k, v = (x.repeat_interleave(H // x.shape[1], dim=1) for x in (k, v))
+    slots = p.slots(lowered)
+    x: dict[str, Tensor] = {"q": lowered.q, "k": k, "v": v}
+    if lowered.key_bias is not None:
+        x["key_bias"] = lowered.key_bias
+    thresholds = p.refusal is not None and p.refusal.threshold is not None
+    if lowered.row_bias is not None and (need_rows or slots or thresholds or p.inner.absolute or p.inner.name == "gd"):
+        x["row_bias"] = lowered.row_bias()
+    if slots:
+        x["slot_score"] = torch.stack([s.score for s in slots], dim=-1)
+        if any(s.value is not None for s in slots):
+            x["slot_value"] = torch.stack([_value(s, v, H) for s in slots], dim=-2)
+    table = p.spec.position.table(p.state)
+    if table is not None:
+        x["table"] = table
+    x |= p.parameters()
+    x |= {f"pair{i}": w for i, w in enumerate(lowered.params)}
+    null = sum(s.value is None for s in slots)
+    return Job(p, lowered.scale, lowered.pair, tuple(x), len(slots), null), list(x.values())
+
+
+def _value(slot: Slot, v: Tensor, H: int) -> Tensor:
+    return v.new_zeros(v.shape[0], H, v.shape[-1]) if slot.value is None else slot.value.expand(v.shape[0], H, -1)
+
+
+def _gather(v: Tensor, index: Tensor) -> Tensor:
+    B, H, rows = index.shape
+    flat = index.view(B, v.shape[1], -1, 1).expand(-1, -1, -1, v.shape[-1])
+    return v.gather(2, flat).view(B, H, rows, v.shape[-1])
+
+
+def _zero(x: Tensor, empty: Tensor | None) -> Tensor:
+    return x if empty is None else x * ~empty.unsqueeze(-1)

@@ -1,0 +1,53 @@
+"""Additive attention, w · tanh(W_q q + W_k k) (Bahdanau et al. 2015). Not a dot product, so it runs in tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ShapeError, StateError
+from ..state import Additive as Weights
+from ..state import State
+from .base import Geometry, Lowered, Turn, stay
+
+
+def additive_scores(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    """q and k are projected already: (B, H, Q, A) and (B, H, K, A); w is (H, A) or (A)."""
+    met = torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3))
+    return (met * w.unsqueeze(-2).unsqueeze(-2)).sum(-1)
+
+
+@dataclass(frozen=True)
+class Additive(Geometry):
+    name = "additive"
+    needs = ("additive",)
+
+    def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Tensor:
+        weights = self._weights(state, q)
+        q, k = turn(q, k)
+        return additive_scores(q @ weights.w_q.mT, k @ weights.w_k.mT, weights.w)
+
+    def lower(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Lowered:
+        weights = self._weights(state, q)
+        q, k = turn(q, k)
+        if weights.w_k.ndim == 3:
+            k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        return Lowered(q @ weights.w_q.mT, k @ weights.w_k.mT, pair=additive_scores, params=(weights.w,))
+
+    def _weights(self, state: State, q: Tensor) -> Weights:
+        weights = state.need("additive", self.name)
+        if not isinstance(weights, Weights):
+            raise StateError(f"state.additive is a {type(weights).__name__}; pass regard.Additive(w, w_q, w_k)")
+        H, D = q.shape[1], q.shape[-1]
+        hidden = weights.w.shape[-1]
+        for name in ("w", "w_q", "w_k"):
+            x: Tensor = getattr(weights, name)
+            last = (hidden,) if name == "w" else (hidden, D)
+            if tuple(x.shape) not in (last, (H, *last)):
+                raise ShapeError(
+                    f"state.additive.{name} is {tuple(x.shape)}; with D={D} and {hidden} hidden units it is "
+                    f"{last}, or {(H, *last)} with one set per query head"
+                )
+        return weights

@@ -1,0 +1,53 @@
+"""Cosine of the angle over a temperature, cos(q, k)/τ. LayerNorm does not give this: only unit vectors have q·k = cos θ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..part import Learned
+from ..state import State
+from .base import Geometry, Lowered, Turn, stay
+
+
+@dataclass(frozen=True)
+class Cosine(Geometry):
+    name = "cosine"
+    temperature: float | Learned = 0.1
+
+    def __post_init__(self) -> None:
+        self.check_positive("temperature")
+
+    def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Tensor:
+        q, k = turn(q, k)
+        return unit(q) @ unit(k).mT / self._temperature(state)
+
+    def lower(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Lowered:
+        q, k = turn(q, k)
+        temperature = self._temperature(state)
+        if isinstance(temperature, Tensor):
+            return Lowered(unit(q) / temperature, unit(k))
+        return Lowered(unit(q), unit(k), 1 / temperature)
+
+    def distance_scale(self, width: int) -> float | None:
+        return None if self.temperature == "learned" else 0.5 / self.temperature
+
+    def with_scale(self, scale: float) -> Cosine:
+        return replace(self, temperature=1 / scale)
+
+    def _temperature(self, state: State) -> float | Tensor:
+        if self.temperature == "learned":
+            return state.tensor("temperature", str(self)).view(-1, 1, 1)
+        return self.temperature
+
+
+def unit(x: Tensor) -> Tensor:
+    """x/|x|, and 0 for 0. The tiny floor, instead of torch's 1e-12, keeps vectors as small as the dtype allows.
+
+    Dividing by the largest component first keeps |x|² from overflowing or vanishing.
+    """
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    return F.normalize(x / largest.clamp_min(torch.finfo(x.dtype).tiny), dim=-1)

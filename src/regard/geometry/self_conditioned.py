@@ -1,0 +1,142 @@
+"""Self-conditioned attention: a self state s, one vector per episode, enters the scores q·k/√D.
+
+    uniform      + u·s                       inert: softmax ignores what is constant along a row
+    temperature  · exp(w·s)                  sharper or flatter, per head
+    key_bias     + k_j · U s                 prefers some keys, for every query
+    low_rank     q → (I + A diag(B s) C) q   bends the query
+    self_token   one more key W_k s and value W_v s, at + log g(s), g = |s|²/(1+|s|²)
+    null_slot    one more key with value 0 and score −u·s: the row can look away
+
+The published minimal form is `uniform`; the others are the smallest that act. At s = 0 all but `null_slot` are plain dot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ShapeError, StateError
+from ..state import Self, State, require_finite
+from .base import Geometry, Lowered, Slot, Turn, stay
+from .dot import Dot
+
+Form = Literal["uniform", "temperature", "key_bias", "low_rank", "self_token", "null_slot"]
+FORMS: tuple[Form, ...] = ("uniform", "temperature", "key_bias", "low_rank", "self_token", "null_slot")
+
+_SMALLEST_GATE = 1e-30
+"""log 0 would give NaN gradients; exp(log 1e-30) adds exactly nothing to a softmax in float32."""
+
+
+@dataclass(frozen=True)
+class SelfConditioned(Geometry):
+    name = "self_conditioned"
+    needs = ("self",)
+    form: Form = "key_bias"
+
+    def __post_init__(self) -> None:
+        self.check_choice("form", FORMS)
+
+    def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Tensor:
+        me = self._self(state, q)
+        return Dot().scores(self._query(q, me), k, state, turn) + self._row(me, q).unsqueeze(-1)
+
+    def lower(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Lowered:
+        me = self._self(state, q)
+        lowered = Dot().lower(self._query(q, me), k, state, turn)
+        return replace(lowered, row_bias=lambda: self._row(me, q), slot=self.slot(q, k, state))
+
+    def slot(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Slot | None:
+        me = self._self(state, q)
+        rows = q.shape[:3]
+        if self.form == "null_slot":
+            return Slot(-(me.s @ me.weight("u", self.form).mT).unsqueeze(-1).expand(rows))
+        if self.form == "self_token":
+            key = torch.einsum("gds,bs->bgd", me.weight("W_k", self.form), me.s)
+            value = torch.einsum("ges,bs->bge", me.weight("W_v", self.form), me.s)
+            key, value = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1).expand(q.shape[0], -1, -1) for x in (key, value))
+            norm = me.s.square().sum(-1)
+            gate = (norm / (1 + norm)).clamp_min(_SMALLEST_GATE).log()
+            score = torch.einsum("bhqd,bhd->bhq", q, key) * q.shape[-1] ** -0.5 + gate.view(-1, 1, 1)
+            return Slot(score, key, value)
+        return None
+
+    def idle(self, state: State) -> bool:
+        me = state.need("self", str(self))
+        if not isinstance(me, Self) or self.form == "null_slot" or me.s.requires_grad:
+            return False
+        return not any(w.requires_grad for w in me.weights.values()) and not bool(me.s.any())
+
+    def _query(self, q: Tensor, me: Self) -> Tensor:
+        match self.form:
+            case "temperature":
+                return q * torch.exp(me.s @ me.weight("w", self.form).mT)[..., None, None]
+            case "key_bias":
+                bias = torch.einsum("hds,bs->bhd", me.weight("U", self.form), me.s) * q.shape[-1] ** 0.5
+                return q + bias.repeat_interleave(q.shape[1] // bias.shape[1], dim=1).unsqueeze(-2)
+            case "low_rank":
+                A, B, C = (me.weight(x, self.form) for x in ("A", "B", "C"))
+                gain = (me.s @ B.mT)[:, None, None, :]
+                return q + (q @ C.mT * gain) @ A.mT
+            case _:
+                return q
+
+    def _row(self, me: Self, q: Tensor) -> Tensor:
+        if self.form != "uniform":
+            return q.new_zeros(q.shape[:3])
+        return (me.s @ me.weight("u", self.form).mT).unsqueeze(-1).expand(q.shape[:3])
+
+    def _self(self, state: State, q: Tensor) -> Self:
+        me = state.need("self", str(self))
+        if not isinstance(me, Self):
+            raise StateError(f"state.self is a {type(me).__name__}; pass State(self=Self(s, weights))")
+        s = me.s if me.s.ndim == 2 else me.s.unsqueeze(0)
+        if s.ndim != 2 or s.shape[0] not in (1, q.shape[0]):
+            raise ShapeError(f"state.self.s is {tuple(me.s.shape)}; it is (S,) or (B, S) with B={q.shape[0]} from q")
+        require_finite(s, "state.self.s")
+        H, D = q.shape[1], q.shape[-1]
+        for name, shape in _SHAPES[self.form].items():
+            weight = me.weight(name, self.form)
+            if not shape(tuple(weight.shape), H, D, s.shape[-1]):
+                raise ShapeError(
+                    f"state.self weight {name!r} is {tuple(weight.shape)}; self_conditioned(form={self.form}) with H={H}, "
+                    f"D={D}, S={s.shape[-1]} takes {_WRITTEN[name]}"
+                )
+        return Self(s.to(q.dtype), {n: w.to(q.dtype) for n, w in me.weights.items()})
+
+
+_WRITTEN = {
+    "u": "(H, S)", "w": "(H, S)", "U": "(G, D, S) or (H, D, S)", "A": "(H, D, R)", "B": "(R, S)", "C": "(H, R, D)",
+    "W_k": "(G, D, S) or (H, D, S)", "W_v": "(G, E, S) or (H, E, S)",
+}  # fmt: skip
+
+_Shape = tuple[int, ...]
+
+
+def _per_head(x: _Shape, H: int, D: int, S: int) -> bool:
+    return x == (H, S)
+
+
+def _map(x: _Shape, H: int, D: int, S: int) -> bool:
+    return len(x) == 3 and H % x[0] == 0 and x[1:] == (D, S)
+
+
+def _value_map(x: _Shape, H: int, D: int, S: int) -> bool:
+    return len(x) == 3 and H % x[0] == 0 and x[2] == S
+
+
+_SHAPES: dict[str, dict[str, Callable[[_Shape, int, int, int], bool]]] = {
+    "uniform": {"u": _per_head},
+    "temperature": {"w": _per_head},
+    "key_bias": {"U": _map},
+    "low_rank": {
+        "A": lambda x, H, D, S: len(x) == 3 and x[:2] == (H, D),
+        "B": lambda x, H, D, S: len(x) == 2 and x[1] == S,
+        "C": lambda x, H, D, S: len(x) == 3 and x[0] == H and x[2] == D,
+    },
+    "self_token": {"W_k": _map, "W_v": _value_map},
+    "null_slot": {"u": _per_head},
+}  # fmt: skip

@@ -1,0 +1,179 @@
+"""Multi-head attention as a module over the operator: projections, GQA, cross-attention, trained state, and a cache.
+
+The cache is state in, state out: `out, cache = attention.step(x, cache)`. Step by step gives what the whole gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .attention.allow import Allow
+from .attention.inspect import Attended, inspect
+from .attention.operator import attend
+from .attention.spec import Spec, parse
+from .errors import CombinationError, ShapeError
+from .geometry import SelfConditioned
+from .position import Relative
+from .selection import Energy
+from .selection.wrappers import unwrap
+from .state import Additive, Self, State
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of the tokens so far, as they were projected, and what a selection that carries left behind."""
+
+    k: Float[Tensor, "B G K D"] | None = None
+    v: Float[Tensor, "B G K E"] | None = None
+    carry: Tensor | None = None
+
+    def __len__(self) -> int:
+        return 0 if self.k is None else self.k.shape[2]
+
+    def grown(self, k: Tensor, v: Tensor) -> Cache:
+        if self.k is None or self.v is None:
+            return replace(self, k=k, v=v)
+        return replace(self, k=torch.cat([self.k, k], dim=2), v=torch.cat([self.v, v], dim=2))
+
+
+class Attention(nn.Module):
+    """x (B, N, M) to (B, N, M) by any mechanism.
+
+    >>> attention = Attention(64, heads=8, spec="cosine(temperature=learned) | entmax(learned) | rope", key_heads=2)
+    >>> out = attention(x, allow=Causal())
+
+    Tensors that the spec asks to be learned (temperature, alpha, additive weights, relative and position tables, the maps of
+    the self) become parameters. What belongs to an episode (`state.trace`, `state.self.s`) comes with each call.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        spec: str | Spec = "dot | softmax",
+        *,
+        key_heads: int | None = None,
+        head_width: int | None = None,
+        context_width: int | None = None,
+        self_width: int = 16,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        key_heads = key_heads or heads
+        if heads % key_heads:
+            raise ShapeError(f"heads={heads} is not a multiple of key_heads={key_heads}")
+        if head_width is None and width % heads:
+            raise ShapeError(f"width={width} does not divide into heads={heads}; give head_width")
+        self.spec, self.heads, self.key_heads = parse(spec), heads, key_heads
+        self.head_width = D = head_width or width // heads
+        self.inner, _, self.points = unwrap(self.spec.selection)
+        source = context_width or width
+        self.q = nn.Linear(width, heads * D, bias=bias)
+        self.k = nn.Linear(source, key_heads * D, bias=bias)
+        # Energy's values are the keys and its way back is W_Qᵀ and W_Kᵀ; a pointer's result is the choice itself.
+        bare = self.points or isinstance(self.inner, Energy)
+        self.v = None if bare else nn.Linear(source, key_heads * D, bias=bias)
+        self.out = None if bare else nn.Linear(heads * D, width, bias=bias)
+        self.trained = nn.ParameterDict(_trained(self.spec, heads, key_heads, D, self_width))
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N M"],
+        context: Tensor | None = None,
+        *,
+        allow: Allow | Tensor | None = None,
+        state: State | None = None,
+    ) -> Tensor:
+        q, k, v = self._project(x, x if context is None else context)
+        return self._join(attend(q, k, v, self.spec, allow=allow, state=self.state(state)))
+
+    def inspect(
+        self, x: Tensor, context: Tensor | None = None, *, allow: Allow | Tensor | None = None, state: State | None = None
+    ) -> Attended:
+        """The operator's view of the same call: weights, energy, who was accepted."""
+        q, k, v = self._project(x, x if context is None else context)
+        return inspect(q, k, v, self.spec, allow=allow, state=self.state(state))
+
+    def step(
+        self, x: Tensor, cache: Cache | None = None, *, allow: Allow | Tensor | None = None, state: State | None = None
+    ) -> tuple[Tensor, Cache]:
+        """New tokens after those in the cache; the old cache stays as it was."""
+        if isinstance(self.inner, Energy):
+            raise CombinationError("energy moves a token by what later tokens do, so it cannot be decoded step by step")
+        q, k, v = self._project(x, x)
+        cache = (cache or Cache()).grown(k, k if v is None else v)
+        whole = replace(self.state(state), carry=cache.carry)
+        seen = inspect(q, cache.k, cache.v, self.spec, allow=allow, state=whole)  # type: ignore[arg-type]
+        return self._join(seen.output), replace(cache, carry=seen.state.carry)
+
+    def state(self, given: State | None = None) -> State:
+        """What a call carries: the episode's tensors, completed by this module's own."""
+        own = dict(self.trained.items())
+        state = given or State()
+        if "w" in own and self.spec.geometry.name == "additive" and state.additive is None:
+            state = replace(state, additive=Additive(own["w"], own["w_q"], own["w_k"]))
+        for name in ("alpha", "temperature", "relative", "positions"):
+            if name in own and getattr(state, name) is None:
+                value = own[name]
+                value = 1 + value.exp() if name == "alpha" else value.exp() if name == "temperature" else value
+                state = replace(state, **{name: value})
+        maps = {n.removeprefix("self_"): p for n, p in own.items() if n.startswith("self_")}
+        if maps and state.self is not None:
+            state = replace(state, self=Self(state.self.s, {**maps, **state.self.weights}))
+        return state
+
+    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        q, k = _split(self.q(x), self.heads), _split(self.k(source), self.key_heads)
+        return q, k, None if self.v is None else _split(self.v(source), self.key_heads)
+
+    def _join(self, y: Tensor) -> Tensor:
+        if self.points:
+            return y
+        if self.out is not None:
+            return self.out(y.transpose(1, 2).flatten(-2))
+        by_query, by_key = (side.transpose(1, 2).flatten(-2) for side in y.chunk(2, dim=-1))
+        return by_query @ self.q.weight + by_key @ self.k.weight
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    if x.ndim != 3:
+        raise ShapeError(f"the input is {tuple(x.shape)} after projection; attention takes (B, N, M)")
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _trained(spec: Spec, H: int, G: int, D: int, S: int) -> dict[str, nn.Parameter]:
+    """The parameters that a spec asks for, at values where attention starts as the usual one."""
+    found: dict[str, Tensor] = {}
+    geometry, position, selection = spec.geometry, spec.position, unwrap(spec.selection)[0]
+    if "alpha" in selection.needs:
+        found["alpha"] = torch.full((H,), 0.5).log()
+    if "temperature" in selection.needs:
+        found["temperature"] = torch.zeros(H)
+    if getattr(geometry, "temperature", None) == "learned":
+        found["temperature"] = torch.full((H,), 0.1).log()
+    if geometry.name == "additive":
+        spread = D**-0.5
+        found |= {"w": torch.randn(H, D) * spread, "w_q": torch.randn(H, D, D) * spread, "w_k": torch.randn(H, D, D) * spread}
+    if isinstance(position, Relative):
+        found["relative"] = torch.zeros(position.buckets, H)
+    if position.name == "learned":
+        found["positions"] = torch.randn(1024, D) * 0.02
+    if isinstance(geometry, SelfConditioned):
+        small = S**-0.5
+        shapes = {
+            "uniform": {"u": (H, S)},
+            "temperature": {"w": (H, S)},
+            "key_bias": {"U": (G, D, S)},
+            "low_rank": {"A": (H, D, 4), "B": (4, S), "C": (H, 4, D)},
+            "self_token": {"W_k": (G, D, S), "W_v": (G, D, S)},
+            "null_slot": {"u": (H, S)},
+        }[geometry.form]
+        found |= {f"self_{name}": torch.randn(shape) * small for name, shape in shapes.items()}
+    return {name: nn.Parameter(value) for name, value in found.items()}
+
+
+__all__ = ["Attention", "Cache"]

@@ -1,0 +1,11 @@
+"""Where a token stands. One row per position; the name is the word in a spec."""
+
+from .alibi import Alibi
+from .base import NoPosition, Position
+from .relative import Relative
+from .rope import Rope
+from .sinusoidal import LearnedPosition, Sinusoidal
+
+POSITIONS: dict[str, type[Position]] = {p.name: p for p in (Sinusoidal, LearnedPosition, Rope, Alibi, Relative)}
+
+__all__ = ["POSITIONS", "Alibi", "LearnedPosition", "NoPosition", "Position", "Relative", "Rope", "Sinusoidal"]

@@ -1,0 +1,41 @@
+"""A position says where a token stands: by turning or shifting q and k, or by a bias on their score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..part import Part
+from ..state import State
+
+
+@dataclass(frozen=True)
+class Position(Part):
+    needs: ClassVar[tuple[str, ...]] = ()
+    turns: ClassVar[bool] = False
+    """True when the position changes q and k themselves."""
+    biases: ClassVar[bool] = False
+    """True when it adds a bias to each pair."""
+
+    def apply(self, x: Tensor, at: Tensor, state: State) -> Tensor:
+        """x (B, heads, N, D) with its positions at (N)."""
+        return x
+
+    def revert(self, x: Tensor, at: Tensor, state: State) -> Tensor:
+        """The transpose of `apply` on a gradient: back from the turned frame."""
+        return x
+
+    def bias(self, q_at: Tensor, k_at: Tensor, like: Tensor, table: Tensor | None) -> Tensor:
+        """(H, Q, K), added to the scores; `like` (B, H, ...) gives heads and dtype."""
+        raise TypeError(f"{self.name} adds no bias")
+
+    def table(self, state: State) -> Tensor | None:
+        """The trained numbers behind the bias, if any."""
+        return None
+
+
+@dataclass(frozen=True)
+class NoPosition(Position):
+    name = "none"

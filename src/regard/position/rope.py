@@ -1,0 +1,104 @@
+"""Rotary positions: each pair of dimensions turns by p·base^(−2i/R), so q·k depends on the offset only (Su et al. 2021).
+
+`layout=half` pairs dimension i with i + R/2 (LLaMA in Hugging Face's layout), `interleaved` pairs 2i with 2i+1 (the
+paper, GPT-J). `fraction` turns the first part of a head only. `scaling` reaches past the trained length:
+
+    linear   positions / factor (Chen et al. 2023)
+    ntk      base · factor^(R/(R−2)): high frequencies stay
+    llama3   low frequencies / factor, high ones kept, a ramp between (`original`, `low`, `high`)
+    yarn     the ramp counted in turns, and a temperature on the scores (Peng et al. 2023)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..state import State
+from .base import Position
+
+Scaling = Literal["linear", "ntk", "llama3", "yarn"]
+
+
+@dataclass(frozen=True)
+class Rope(Position):
+    name = "rope"
+    turns = True
+    base: float = 10000.0
+    fraction: float = 1.0
+    layout: Literal["half", "interleaved"] = "half"
+    scaling: Scaling | None = None
+    factor: float = 1.0
+    original: int = 8192
+    low: float = 1.0
+    high: float = 4.0
+
+    def __post_init__(self) -> None:
+        self.check_positive("base", "fraction", "factor", "original", "low", "high")
+        self.check_choice("layout", ("half", "interleaved"))
+        if self.fraction > 1:
+            raise self.refuse("fraction", "the fraction of a head that turns lies in (0, 1]")
+        if self.scaling not in (None, "linear", "ntk", "llama3", "yarn"):
+            raise self.refuse("scaling", "scaling must be one of none, linear, ntk, llama3, yarn")
+
+    def apply(self, x: Tensor, at: Tensor, state: State) -> Tensor:
+        return self.rotate(x, at)
+
+    def revert(self, x: Tensor, at: Tensor, state: State) -> Tensor:
+        return self.rotate(x, at, back=True)
+
+    def turned_width(self, width: int) -> int:
+        turned = int(width * self.fraction)
+        if turned % 2 or turned == 0:
+            raise self.refuse("fraction", f"of a head of width {width} it turns {turned}, and pairs need an even number")
+        return turned
+
+    def rates(self, width: int) -> tuple[Tensor, float]:
+        """The angle per position of each pair, in float64, and the factor on the length of the turned part."""
+        turned = self.turned_width(width)
+        exponent = torch.arange(0, turned, 2, dtype=torch.float64) / turned
+        rate = self.base**-exponent
+        match self.scaling:
+            case None:
+                return rate, 1.0
+            case "linear":
+                return rate / self.factor, 1.0
+            case "ntk":
+                return (self.base * self.factor ** (turned / (turned - 2))) ** -exponent, 1.0
+            case "llama3":
+                turns = self.original * rate / (2 * math.pi)
+                keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+                return rate * keep + rate / self.factor * (1 - keep), 1.0
+            case "yarn":
+                # Pair i makes original·rate/2π turns over the trained length; 32 and 1 are the paper's bounds.
+                def pair_with(turns: float) -> float:
+                    return turned * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+
+                first, last = max(math.floor(pair_with(32)), 0), min(math.ceil(pair_with(1)), turned - 1)
+                ramp = ((torch.arange(turned // 2, dtype=torch.float64) - first) / max(last - first, 1e-3)).clamp(0, 1)
+                return rate * (1 - ramp) + rate / self.factor * ramp, 0.1 * math.log(self.factor) + 1.0
+
+    def cos_sin(self, at: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(N, R/2) each; a model computes them once and passes them to `turn_pairs` in every layer."""
+        rate, length = self.rates(width)
+        angle = at.to(torch.float64).unsqueeze(-1) * rate.to(at.device)
+        return (angle.cos() * length).to(dtype), (angle.sin() * length).to(dtype)
+
+    def rotate(self, x: Tensor, at: Tensor, back: bool = False) -> Tensor:
+        cos, sin = self.cos_sin(at, x.shape[-1], x.dtype)
+        return self.turn_pairs(x, cos, -sin if back else sin)
+
+    def turn_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turned = 2 * cos.shape[-1]
+        head, rest = x[..., :turned], x[..., turned:]
+        if self.layout == "half":
+            a, b = head.chunk(2, dim=-1)
+            parts = [a * cos - b * sin, b * cos + a * sin]
+        else:
+            a, b = head[..., 0::2], head[..., 1::2]
+            parts = [torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)]
+        return torch.cat([*parts, rest] if rest.shape[-1] else parts, dim=-1)

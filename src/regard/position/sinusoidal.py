@@ -1,0 +1,56 @@
+"""Absolute positions, added to q and k: sinusoids (Vaswani et al. 2017), or a learned table (state.positions).
+
+    PE[p, 2i] = sin(p / base^(2i/D)),   PE[p, 2i+1] = cos(p / base^(2i/D))
+
+Self-attention without a position is permutation *equivariant*, not invariant: a shuffled input gives shuffled outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ShapeError
+from ..state import State
+from .base import Position
+
+
+def sinusoids(at: Tensor, width: int, base: float = 10000.0) -> Tensor:
+    """(N, D), computed in float64 so that long positions keep their phase."""
+    if width % 2:
+        raise ShapeError(f"sinusoids come in pairs (sin, cos), and the width is {width}; make it even")
+    rate = base ** (-torch.arange(0, width, 2, device=at.device, dtype=torch.float64) / width)
+    angle = at.to(torch.float64).unsqueeze(-1) * rate
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Sinusoidal(Position):
+    name = "sinusoidal"
+    turns = True
+    base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        self.check_positive("base")
+
+    def apply(self, x: Tensor, at: Tensor, state: State) -> Tensor:
+        return x + sinusoids(at, x.shape[-1], self.base).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class LearnedPosition(Position):
+    name = "learned"
+    turns = True
+    needs = ("positions",)
+
+    def apply(self, x: Tensor, at: Tensor, state: State) -> Tensor:
+        table = state.tensor("positions", self.name)
+        last = int(at.max()) if at.numel() else 0
+        if table.ndim != 2 or table.shape[1] != x.shape[-1] or last >= table.shape[0]:
+            raise ShapeError(
+                f"state.positions is {tuple(table.shape)}; position {last} of vectors of width {x.shape[-1]} needs at "
+                f"least ({last + 1}, {x.shape[-1]})"
+            )
+        return x + table[at].to(x.dtype)

@@ -1,0 +1,21 @@
+"""How a row of scores becomes a choice. One row per selection; the name is the word in a spec."""
+
+from .base import Given, Selection
+from .energy import Energy
+from .entmax import Entmax, Sparsemax, entmax
+from .gd import GD, Jump
+from .hard import Hard
+from .hopfield import Hopfield
+from .monotonic import Monotonic
+from .selective import Selective
+from .softmax import Softmax
+from .topk import TopK
+from .wrappers import Abstain, Pointer
+
+_ROWS = (Softmax, Sparsemax, Entmax, TopK, Hard, Pointer, Monotonic, Hopfield, Energy, GD, Selective, Abstain)
+SELECTIONS: dict[str, type[Selection]] = {s.name: s for s in _ROWS}
+
+__all__ = [
+    "GD", "SELECTIONS", "Abstain", "Energy", "Entmax", "Given", "Hard", "Hopfield", "Jump", "Monotonic", "Pointer",
+    "Selection", "Selective", "Softmax", "Sparsemax", "TopK", "entmax",
+]  # fmt: skip

@@ -1,0 +1,34 @@
+"""Dense blending: p ∝ exp(s/τ) (Vaswani et al. 2017). Its entropy-regularised value is τ·logsumexp(s/τ)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..part import Learned
+from .base import Given, Selection, per_head
+
+
+@dataclass(frozen=True)
+class Softmax(Selection):
+    name = "softmax"
+    temperature: float | Learned = 1.0
+
+    def __post_init__(self) -> None:
+        self.check_positive("temperature")
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("temperature",) if self.temperature == "learned" else ()
+
+    def plain(self, scores: Tensor, given: Given) -> Tensor:
+        return torch.softmax(scores / self._temperature(given), dim=-1)
+
+    def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor:
+        t = self._temperature(given)
+        return -(t * torch.logsumexp(scores / t, dim=-1, keepdim=True)).squeeze(-1)
+
+    def _temperature(self, given: Given) -> float | Tensor:
+        return per_head(given.params["temperature"]) if self.temperature == "learned" else self.temperature

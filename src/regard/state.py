@@ -1,0 +1,101 @@
+"""What a call carries beside q, k and v. A spec names, a state carries: no tensor ever lives in a spec.
+
+Legend of shapes, for the whole project
+    B batch   H query heads   G key heads (H is a multiple of G)   Q queries   K keys
+    D head width   E value width   M model width   V vocabulary   R rank   S width of the self
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .errors import StateError
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """T = left · diag(signs) · rightᵀ. `right` is `left` unless given, so that T is symmetric with chosen signs."""
+
+    left: Float[Tensor, "*heads D R"]
+    right: Float[Tensor, "*heads D R"] | None = None
+    signs: Float[Tensor, " R"] | None = None
+
+    def dense(self) -> Float[Tensor, "*heads D D"]:
+        signed = self.left if self.signs is None else self.left * self.signs
+        return signed @ (self.left if self.right is None else self.right).mT
+
+    def symmetric(self) -> tuple[Tensor, Tensor]:
+        """Factors a, b with T + Tᵀ = a bᵀ: the only part of T that a distance sees."""
+        signed = self.left if self.signs is None else self.left * self.signs
+        if self.right is None:
+            return 2 * signed, self.left
+        return torch.cat([signed, self.right], -1), torch.cat([self.right, signed], -1)
+
+    def tensors(self) -> list[Tensor]:
+        return [x for x in (self.left, self.right, self.signs) if x is not None]
+
+
+@dataclass(frozen=True)
+class Self:
+    """A self state s and the weights through which it enters attention; `self_conditioned` names those it needs."""
+
+    s: Float[Tensor, "*batch S"]
+    weights: Mapping[str, Tensor] = field(default_factory=lambda: dict[str, Tensor]())
+
+    def weight(self, name: str, form: str) -> Tensor:
+        if name not in self.weights:
+            have = ", ".join(sorted(self.weights)) or "none"
+            raise StateError(
+                f"self_conditioned(form={form}) needs the weight {name!r}; state.self has {have}: "
+                f"pass State(self=Self(s, {{{name!r}: ...}}))"
+            )
+        return self.weights[name]
+
+
+@dataclass(frozen=True)
+class Additive:
+    """Bahdanau's weights: score = w · tanh(w_q q + w_k k), A hidden units, shared or one set per query head."""
+
+    w: Float[Tensor, "*heads A"]
+    w_q: Float[Tensor, "*heads A D"]
+    w_k: Float[Tensor, "*heads A D"]
+
+
+@dataclass(frozen=True)
+class State:
+    """The tensors that mechanisms ask for by name, and where the first query stands."""
+
+    trace: Float[Tensor, "*heads D D"] | LowRank | None = None
+    self: Self | None = None
+    additive: Additive | None = None
+    alpha: Float[Tensor, " H"] | None = None
+    temperature: Float[Tensor, " H"] | None = None
+    relative: Float[Tensor, "buckets H"] | None = None
+    positions: Float[Tensor, "length D"] | None = None
+    carry: Tensor | None = None
+    offset: int | None = None
+
+    def need(self, name: str, by: str) -> object:
+        value = getattr(self, name)
+        if value is None:
+            have = ", ".join(f.name for f in fields(self) if getattr(self, f.name) is not None) or "nothing"
+            raise StateError(f"{by} needs state.{name}, and the state carries {have}: pass state=State({name}=...)")
+        return value
+
+    def tensor(self, name: str, by: str) -> Tensor:
+        value = self.need(name, by)
+        if not isinstance(value, Tensor):
+            raise StateError(f"{by} needs state.{name} to be a tensor, not {type(value).__name__}")
+        return value
+
+
+def require_finite(x: Tensor, name: str) -> None:
+    """A NaN in a persistent state poisons everything after it, so it is refused where it enters."""
+    if not bool(torch.isfinite(x).all()):
+        bad = int((~torch.isfinite(x)).sum())
+        raise StateError(f"{name} has {bad} values that are not finite out of {x.numel()}; roll back or reset it")
