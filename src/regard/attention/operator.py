@@ -100,5 +100,5 @@ def _tiled(p: Problem) -> tuple[Tensor, Tensor | None]:
     out, carry = tiled.Tiled.apply(job, *tensors)  # pyright: ignore
     if isinstance(p.inner, Energy) and p.spec.position.turns:
         sides = out.chunk(2, dim=-1)
-        out = torch.cat([p.spec.position.revert(x, p.q_at, p.state) for x in sides], dim=-1)
+        out = torch.cat([p.spec.position.revert(x, p.offset, p.state) for x in sides], dim=-1)
     return out, carry

@@ -65,8 +65,7 @@ class Problem:
         position = self.spec.position
         if not position.turns:
             return stay
-        q_at, k_at = self.q_at, torch.arange(self.k.shape[2], device=self.k.device)
-        return lambda q, k: (position.apply(q, q_at, self.state), position.apply(k, k_at, self.state))
+        return lambda q, k: (position.apply(q, self.offset, self.state), position.apply(k, 0, self.state))
 
     @cached_property
     def q_at(self) -> Tensor:

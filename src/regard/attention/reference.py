@@ -90,7 +90,7 @@ def _plain(p: Problem) -> Plain:
     elif isinstance(p.inner, Energy):
         q_t, k_t = p.turn(p.q, k)
         sides = weights @ k_t, weights.mT @ q_t
-        output = torch.cat([position.revert(x, p.q_at, p.state) for x in sides], -1)
+        output = torch.cat([position.revert(x, p.offset, p.state) for x in sides], -1)
     else:
         output = weights @ values
     null = (slot is not None and slot.value is None) or (p.refusal is not None and p.refusal.null_logit is not None)

@@ -19,11 +19,11 @@ class Position(Part):
     biases: ClassVar[bool] = False
     """True when it adds a bias to each pair."""
 
-    def apply(self, x: Tensor, at: Tensor, state: State) -> Tensor:
-        """x (B, heads, N, D) with its positions at (N)."""
+    def apply(self, x: Tensor, start: int, state: State) -> Tensor:
+        """x (B, heads, N, D), whose tokens stand at start, start + 1, …"""
         return x
 
-    def revert(self, x: Tensor, at: Tensor, state: State) -> Tensor:
+    def revert(self, x: Tensor, start: int, state: State) -> Tensor:
         """The transpose of `apply` on a gradient: back from the turned frame."""
         return x
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -45,11 +46,11 @@ class Rope(Position):
         if self.scaling not in (None, "linear", "ntk", "llama3", "yarn"):
             raise self.refuse("scaling", "scaling must be one of none, linear, ntk, llama3, yarn")
 
-    def apply(self, x: Tensor, at: Tensor, state: State) -> Tensor:
-        return self.rotate(x, at)
+    def apply(self, x: Tensor, start: int, state: State) -> Tensor:
+        return self.rotate(x, start)
 
-    def revert(self, x: Tensor, at: Tensor, state: State) -> Tensor:
-        return self.rotate(x, at, back=True)
+    def revert(self, x: Tensor, start: int, state: State) -> Tensor:
+        return self.rotate(x, start, back=True)
 
     def turned_width(self, width: int) -> int:
         turned = int(width * self.fraction)
@@ -82,14 +83,13 @@ class Rope(Position):
                 ramp = ((torch.arange(turned // 2, dtype=torch.float64) - first) / max(last - first, 1e-3)).clamp(0, 1)
                 return rate * (1 - ramp) + rate / self.factor * ramp, 0.1 * math.log(self.factor) + 1.0
 
-    def cos_sin(self, at: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(N, R/2) each; a model computes them once and passes them to `turn_pairs` in every layer."""
-        rate, length = self.rates(width)
-        angle = at.to(torch.float64).unsqueeze(-1) * rate.to(at.device)
-        return (angle.cos() * length).to(dtype), (angle.sin() * length).to(dtype)
-
-    def rotate(self, x: Tensor, at: Tensor, back: bool = False) -> Tensor:
-        cos, sin = self.cos_sin(at, x.shape[-1], x.dtype)
+    def rotate(self, x: Tensor, start: int, back: bool = False) -> Tensor:
+        """x (…, N, D), whose tokens stand at start, start + 1, …; `back` turns the other way."""
+        stop = start + x.shape[-2]
+        first = min(start, 0)
+        # Every layer and every step asks for the same angles: a table, grown by doubling, answers.
+        cos, sin = _table(self, x.shape[-1], first, 1 << max(stop - first, 1).bit_length(), x.dtype, x.device)
+        cos, sin = cos[start - first : stop - first], sin[start - first : stop - first]
         return self.turn_pairs(x, cos, -sin if back else sin)
 
     def turn_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -102,3 +102,11 @@ class Rope(Position):
             a, b = head[..., 0::2], head[..., 1::2]
             parts = [torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)]
         return torch.cat([*parts, rest] if rest.shape[-1] else parts, dim=-1)
+
+
+@lru_cache(maxsize=32)
+def _table(rope: Rope, width: int, first: int, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin (N, R/2) of the angles at positions first, first + 1, …"""
+    rate, stretch = rope.rates(width)
+    angle = torch.arange(first, first + length, dtype=torch.float64).unsqueeze(-1) * rate
+    return (angle.cos() * stretch).to(device, dtype), (angle.sin() * stretch).to(device, dtype)

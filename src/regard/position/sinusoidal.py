@@ -8,6 +8,7 @@ Self-attention without a position is permutation *equivariant*, not invariant: a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,12 +18,13 @@ from ..state import State
 from .base import Position
 
 
-def sinusoids(at: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    """(N, D), computed in float64 so that long positions keep their phase."""
+@lru_cache(maxsize=32)
+def sinusoids(length: int, width: int, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
+    """(N, D) for positions 0, 1, …, computed in float64 so that long positions keep their phase."""
     if width % 2:
         raise ShapeError(f"sinusoids come in pairs (sin, cos), and the width is {width}; make it even")
-    rate = base ** (-torch.arange(0, width, 2, device=at.device, dtype=torch.float64) / width)
-    angle = at.to(torch.float64).unsqueeze(-1) * rate
+    rate = base ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
+    angle = torch.arange(length, device=device, dtype=torch.float64).unsqueeze(-1) * rate
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
 
 
@@ -35,8 +37,11 @@ class Sinusoidal(Position):
     def __post_init__(self) -> None:
         self.check_positive("base")
 
-    def apply(self, x: Tensor, at: Tensor, state: State) -> Tensor:
-        return x + sinusoids(at, x.shape[-1], self.base).to(x.dtype)
+    def apply(self, x: Tensor, start: int, state: State) -> Tensor:
+        if start < 0:
+            raise ShapeError(f"sinusoidal: the first query stands at {start}; positions count from 0")
+        stop = start + x.shape[-2]
+        return x + sinusoids(stop, x.shape[-1], self.base, x.device)[start:].to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,12 @@ class LearnedPosition(Position):
     turns = True
     needs = ("positions",)
 
-    def apply(self, x: Tensor, at: Tensor, state: State) -> Tensor:
+    def apply(self, x: Tensor, start: int, state: State) -> Tensor:
         table = state.tensor("positions", self.name)
-        last = int(at.max()) if at.numel() else 0
-        if table.ndim != 2 or table.shape[1] != x.shape[-1] or last >= table.shape[0]:
+        last = start + x.shape[-2] - 1
+        if table.ndim != 2 or table.shape[1] != x.shape[-1] or last >= table.shape[0] or start < 0:
             raise ShapeError(
                 f"state.positions is {tuple(table.shape)}; position {last} of vectors of width {x.shape[-1]} needs at "
                 f"least ({last + 1}, {x.shape[-1]})"
             )
-        return x + table[at].to(x.dtype)
+        return x + table[start : last + 1].to(x.dtype)
