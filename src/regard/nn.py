@@ -13,19 +13,20 @@ from torch import Tensor, nn
 
 from .attention.allow import Allow
 from .attention.inspect import Attended, inspect
-from .attention.operator import attend
+from .attention.operator import attend, run
+from .attention.problem import pose
 from .attention.spec import Spec, parse
 from .errors import CombinationError, ShapeError
 from .geometry import SelfConditioned
-from .position import Relative
-from .selection import Energy
+from .position import NoPosition, Relative, Rope
+from .selection import Energy, Hopfield
 from .selection.wrappers import unwrap
 from .state import Additive, Self, State
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of the tokens so far, as they were projected, and what a selection that carries left behind."""
+    """Keys (turned already, where RoPE may turn them early) and values so far, and what a selection that carries left behind."""
 
     k: Float[Tensor, "B G K D"] | None = None
     v: Float[Tensor, "B G K E"] | None = None
@@ -34,7 +35,16 @@ class Cache:
     def __len__(self) -> int:
         return 0 if self.k is None else self.k.shape[2]
 
+    def keys(self) -> Tensor:
+        assert self.k is not None
+        return self.k
+
+    def values(self) -> Tensor:
+        assert self.v is not None
+        return self.v
+
     def grown(self, k: Tensor, v: Tensor) -> Cache:
+        """A longer cache; this one stays as it was."""
         if self.k is None or self.v is None:
             return replace(self, k=k, v=v)
         return replace(self, k=torch.cat([self.k, k], dim=2), v=torch.cat([self.v, v], dim=2))
@@ -89,7 +99,7 @@ class Attention(nn.Module):
         state: State | None = None,
     ) -> Tensor:
         q, k, v = self._project(x, x if context is None else context)
-        return self._join(attend(q, k, v, self.spec, allow=allow, state=self.state(state)))
+        return self.joined(attend(q, k, v, self.spec, allow=allow, state=self.state(state)))
 
     def inspect(
         self, x: Tensor, context: Tensor | None = None, *, allow: Allow | Tensor | None = None, state: State | None = None
@@ -105,10 +115,23 @@ class Attention(nn.Module):
         if isinstance(self.inner, Energy):
             raise CombinationError("energy moves a token by what later tokens do, so it cannot be decoded step by step")
         q, k, v = self._project(x, x)
-        cache = (cache or Cache()).grown(k, k if v is None else v)
+        cache = cache or Cache()
+        spec = self.spec
+        if self._turns_early:
+            q, k = (spec.position.apply(y, len(cache), State()) for y in (q, k))
+            spec = Spec(spec.geometry, spec.selection, NoPosition())
+        cache = cache.grown(k, k if v is None else v)
         whole = replace(self.state(state), carry=cache.carry)
-        seen = inspect(q, cache.k, cache.v, self.spec, allow=allow, state=whole)  # type: ignore[arg-type]
-        return self._join(seen.output), replace(cache, carry=seen.state.carry)
+        problem = pose(q, cache.keys(), cache.values(), spec, (None, None, None), allow, whole)
+        out, carry = run(problem)
+        return self.joined(out), cache if carry is None else replace(cache, carry=carry)
+
+    @property
+    def _turns_early(self) -> bool:
+        """True when keys may be cached as RoPE turned them: nothing looks at them, or moves them, before it turns."""
+        moves = isinstance(self.inner, Hopfield) and self.inner.steps > 1
+        content_only = self.spec.geometry.name not in ("trace", "self_conditioned")
+        return isinstance(self.spec.position, Rope) and content_only and not moves
 
     def state(self, given: State | None = None) -> State:
         """What a call carries: the episode's tensors, completed by this module's own."""
@@ -130,7 +153,8 @@ class Attention(nn.Module):
         q, k = _split(self.q(x), self.heads), _split(self.k(source), self.key_heads)
         return q, k, None if self.v is None else _split(self.v(source), self.key_heads)
 
-    def _join(self, y: Tensor) -> Tensor:
+    def joined(self, y: Tensor) -> Tensor:
+        """Heads back to the width of the model."""
         if self.points:
             return y
         if self.out is not None:

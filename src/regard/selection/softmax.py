@@ -24,11 +24,19 @@ class Softmax(Selection):
         return ("temperature",) if self.temperature == "learned" else ()
 
     def plain(self, scores: Tensor, given: Given) -> Tensor:
-        return torch.softmax(scores / self._temperature(given), dim=-1)
+        return torch.softmax(self._cooled(scores, given), dim=-1)
 
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor:
         t = self._temperature(given)
         return -(t * torch.logsumexp(scores / t, dim=-1, keepdim=True)).squeeze(-1)
+
+    def _cooled(self, scores: Tensor, given: Given) -> Tensor:
+        t = self._temperature(given)
+        if not isinstance(t, Tensor):
+            return scores if t == 1.0 else scores / t
+        # −inf has a gradient of 0, and 0 · −inf would make the temperature's gradient NaN.
+        hidden = scores == float("-inf")
+        return (scores.masked_fill(hidden, 0) / t).masked_fill(hidden, float("-inf"))
 
     def _temperature(self, given: Given) -> float | Tensor:
         return per_head(given.params["temperature"]) if self.temperature == "learned" else self.temperature

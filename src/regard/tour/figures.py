@@ -60,9 +60,10 @@ def draw_valleys(ax: Any, theme: Theme, alpha: float = 0.5) -> None:
         phi = -torch.logaddexp(math.log(alpha) - x * x, math.log1p(-alpha) - (far - x) ** 2)
         name = "√2" if L == math.sqrt(2) else f"{L:g}"
         ax.plot(x, phi, color=colour)
-        ax.text(L + 1.0, 1.72 if L < 2.5 else 1.35, f"L = {name}", color=colour, fontsize=8.5, ha="right")
+        at = (1.5, 2.32, "center") if L == 3 else (L + 1.0, 1.72, "right")
+        ax.text(*at[:2], f"L = {name}", color=colour, fontsize=8.5, ha=at[2])
         ax.plot(float(coherence_point(far, alpha)), float(energy_between(far, alpha)), "o", color=colour, markersize=6)
-    ax.set(xlabel="x, from the query (0) to the key (L)", ylabel="φ(x)", ylim=(-0.05, 2.4), xlim=(-0.6, 3.8))
+    ax.set(xlabel="x, from the query (0) to the key (L)", ylabel="φ(x)", ylim=(-0.05, 2.5), xlim=(-0.6, 3.8))
     ax.set_title(f"Query and key cohere while there is one valley:\nL ≤ {coherent_length(alpha):.3f} at α = ½ (dots: coherence points)")
 
 
@@ -107,10 +108,12 @@ def draw_descent(ax: Any, theme: Theme, beta: float = 8.0) -> None:
 def draw_map(figure: Any, theme: Theme, places: Sequence[Place], trails: Sequence[Sequence[Place]]) -> None:
     """Blending to selection across, weak to strong consistency control upwards. Hollow: keeps less than half of what fits."""
     ax = figure.subplots()
-    for colour, trail in zip((COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[3]), trails, strict=False):
+    for colour, trail in zip(COLOURS, trails, strict=False):
         xs, ys = [p.effective for p in trail], [p.refusal for p in trail]
         ax.plot(xs, ys, "-", color=colour, alpha=0.45, linewidth=5, solid_capstyle="round", zorder=1)
-        ax.annotate(trail[0].label, (xs[0], ys[0]), color=colour, fontsize=8, xytext=(0, -13), textcoords="offset points", ha="center")
+        label = {"xytext": (-12, 4), "textcoords": "offset points", "ha": "right"}
+        middle = 1 if colour == COLOURS[0] else 3
+        ax.annotate(trail[0].label, (xs[middle], ys[middle]), color=colour, fontsize=8.5, **label)
     for p in places:
         fill = theme.ink if p.kept >= 0.5 else "none"
         ax.errorbar(p.effective, p.refusal, xerr=p.effective_sd, yerr=p.refusal_sd, fmt="none", ecolor=theme.soft, zorder=2)

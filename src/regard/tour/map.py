@@ -75,7 +75,7 @@ ENTRIES = (
     Entry("abstain, null slot", "dot | abstain(softmax, null_logit={lse})", (-9, 0, "right")),
     Entry("abstain, threshold", "dot | abstain(softmax, threshold={largest})", (-9, 0, "right")),
     Entry("abstain (cosine, hard)", "cosine | abstain(hard, threshold={cosine})", (4, -14, "right")),
-    Entry("abstain (sparsemax)", "dot | abstain(sparsemax, threshold={largest})", (-14, -26, "right")),
+    Entry("abstain (sparsemax)", "dot | abstain(sparsemax, threshold={largest})", (-2, -40, "center")),
 )
 
 TRAILS: tuple[tuple[str, str, tuple[float, ...]], ...] = (

@@ -25,7 +25,7 @@ class Scene:
     k: Tensor
     v: Tensor
     trace: Tensor
-    """k⊗q with a query of topic a and a key of topic c: an experience in which the two met."""
+    """−δδᵀ between the topics a and c: an experience that drew them together."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ EIGHT = (
     View("sparsemax", "dot | sparsemax", "exact zeros"),
     View("top-k", "dot | topk(3)", "three keys, always"),
     View("hard", "dot | hard", "one key, always"),
-    View("GD", "euclidean | gd(beta=0.05, coherence=1)", "one key, or none"),
+    View("GD", "euclidean | gd(beta=0.055, coherence=1)", "one key, or none"),
     View("selective", "dot | selective", "masked by earlier tokens"),
     View("ALiBi", "dot | softmax | alibi", "near is better"),
-    View("trace", "trace | softmax", "a met c once: a now sees c"),
+    View("trace", "trace | softmax", "a and c were drawn together"),
 )
 
 
@@ -56,9 +56,10 @@ def scene(seed: int = 3) -> Scene:
         if topic in centres:
             k[0, 0, i] = 0.9 * centres[topic] + 0.45 * k[0, 0, i]
             q[0, 0, i] = 0.85 * centres[topic] + 0.5 * q[0, 0, i]
-    met = torch.outer(centres["c"] / centres["c"].norm(), centres["a"] / centres["a"].norm())
+    across = centres["c"] - centres["a"]
+    across = across / across.norm()
     # Eight query heads over one key head, all alike: ALiBi's slopes differ between them, and the first is looked at.
-    return Scene(q.expand(1, 8, n, WIDTH), k, torch.randn(1, 1, n, WIDTH, generator=g), (0.15 * met)[None])
+    return Scene(q.expand(1, 8, n, WIDTH), k, torch.randn(1, 1, n, WIDTH, generator=g), (-0.05 * torch.outer(across, across))[None])
 
 
 def look(view: View, s: Scene) -> Attended:

@@ -1,0 +1,111 @@
+"""What every transformer here is built of: feed-forward layers, norms, and the block that joins them to attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..attention.allow import Allow
+from ..attention.inspect import Attended
+from ..attention.spec import Spec, parse
+from ..errors import SpecError
+from ..nn import Attention, Cache
+from ..position import NoPosition, Position
+from ..state import State
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "swiglu": F.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """down(act(up x)); with SwiGLU, down(silu(gate x) · up x)."""
+
+    def __init__(self, width: int, hidden: int, activation: Activation = "gelu", bias: bool = True) -> None:
+        super().__init__()
+        if activation not in _ACTIVATIONS:
+            raise SpecError(f"activation={activation!r} is not one of {', '.join(_ACTIVATIONS)}")
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.gate = nn.Linear(width, hidden, bias=bias) if activation == "swiglu" else None
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.act = _ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x))
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a block is told in one call: who may meet, the layer's state, its cache, and whether to look closely."""
+
+    allow: Allow | None = None
+    state: State | None = None
+    cache: Cache | None = None
+    inspect: bool = False
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each around a residual.
+
+    `order=pre` norms what goes into a sublayer (GPT-2, LLaMA), `post` norms the sum (BERT, the first transformer).
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        ffn: nn.Module,
+        norms: Sequence[nn.Module],
+        order: Literal["pre", "post"] = "pre",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attention, self.ffn, self.order = attention, ffn, order
+        self.norm_1, self.norm_2 = norms
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, seat: Seat) -> tuple[Tensor, Cache | None, Attended | None]:
+        a, cache, seen = attended(self.attention, self.norm_1(x) if self.order == "pre" else x, seat)
+        x = x + self.dropout(a)
+        if self.order == "pre":
+            return x + self.dropout(self.ffn(self.norm_2(x))), cache, seen
+        x = self.norm_1(x)
+        return self.norm_2(x + self.dropout(self.ffn(x))), cache, seen
+
+
+def attended(attention: Attention, x: Tensor, seat: Seat) -> tuple[Tensor, Cache | None, Attended | None]:
+    """One attention layer as its seat asks: whole, after a cache, or inspected."""
+    if seat.cache is not None:
+        out, cache = attention.step(x, seat.cache, allow=seat.allow, state=seat.state)
+        return out, cache, None
+    if seat.inspect:
+        seen = attention.inspect(x, allow=seat.allow, state=seat.state)
+        return attention.joined(seen.output), None, seen
+    return attention(x, allow=seat.allow, state=seat.state), None, None
+
+
+def layer_specs(attention: str | Spec | Sequence[str | Spec], depth: int, position: Position) -> list[Spec]:
+    """One spec per layer, from one for all or one each. A spec that names no position keeps the model's own."""
+    given = [attention] * depth if isinstance(attention, str | Spec) else list(attention)
+    if len(given) != depth:
+        raise SpecError(f"{len(given)} attention specs for {depth} layers; give one, or one for each layer")
+    specs = [parse(s) for s in given]
+    return [Spec(s.geometry, s.selection, position) if isinstance(s.position, NoPosition) else s for s in specs]
+
+
+def scale_residuals(blocks: Sequence[Block], std: float = 0.02) -> None:
+    """GPT-2's start: normal weights, those that write to the residual smaller by √(2 · depth)."""
+    shrink = (2 * len(blocks)) ** -0.5
+    for block in blocks:
+        for name, p in block.named_parameters():
+            if p.ndim == 2:
+                writes = name.endswith(("attention.out.weight", "ffn.down.weight"))
+                torch.nn.init.normal_(p, std=std * (shrink if writes else 1.0))
