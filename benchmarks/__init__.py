@@ -1,0 +1,1 @@
+"""What `regard` costs, measured beside its peers in the same process: `python -m benchmarks [names…] [--quick]`."""
