@@ -151,7 +151,9 @@ def _page(rows: list[tuple[str, ...]], timings: Sequence[Timing], places: Sequen
             f"up to {speed.ROUNDS} rounds.{' ' + CROWDED if crowded else ''}",
             [Table("Ratio: our time over that of torch's fused softmax attention on the same q, k, v.", CLOCK, clock(timings))],
         ),
-        Section("Why it is fast, in its own words", "The plan says which backend runs and for which reason.", [Code(_example())]),
+        Section(
+            "Why it is fast, in its own words", "The plan says which backend runs and for which reason.", [Code(_example())]
+        ),
     ]
     foot = f"regard {__version__}, torch {torch.__version__}, {platform.machine()}. Only the CPU was used."
     return render("regard: one attention operator, measured", LEAD, sections, foot)

@@ -58,13 +58,19 @@ def draw_valleys(ax: Any, theme: Theme, alpha: float = 0.5) -> None:
     for colour, L in zip(COLOURS, (0.8, math.sqrt(2), 2.0, 3.0), strict=False):
         far = torch.tensor(L, dtype=torch.float64)
         phi = -torch.logaddexp(math.log(alpha) - x * x, math.log1p(-alpha) - (far - x) ** 2)
-        name = "√2" if L == math.sqrt(2) else f"{L:g}"
+        name = "√2" if math.sqrt(2) == L else f"{L:g}"
         ax.plot(x, phi, color=colour)
-        at = (1.5, 2.32, "center") if L == 3 else (L + 1.0, 1.72, "right")
-        ax.text(*at[:2], f"L = {name}", color=colour, fontsize=8.5, ha=at[2])
+        # Below the one valley, above the ridge between two.
+        height = float(-torch.logaddexp(math.log(alpha) - far**2 / 4, math.log1p(-alpha) - far**2 / 4))
+        shift = (0, -14) if math.sqrt(2) >= L else (0, 5)
+        ax.annotate(
+            f"L = {name}", (L / 2, height), xytext=shift, textcoords="offset points", ha="center", color=colour, fontsize=8.5
+        )
         ax.plot(float(coherence_point(far, alpha)), float(energy_between(far, alpha)), "o", color=colour, markersize=6)
-    ax.set(xlabel="x, from the query (0) to the key (L)", ylabel="φ(x)", ylim=(-0.05, 2.5), xlim=(-0.6, 3.8))
-    ax.set_title(f"Query and key cohere while there is one valley:\nL ≤ {coherent_length(alpha):.3f} at α = ½ (dots: coherence points)")
+    ax.set(xlabel="x, from the query (0) to the key (L)", ylabel="φ(x)", ylim=(-0.05, 2.6), xlim=(-0.6, 3.8))
+    ax.set_title(
+        f"Query and key cohere while there is one valley:\nL ≤ {coherent_length(alpha):.3f} at α = ½ (dots: coherence points)"
+    )
 
 
 def patterns() -> Tensor:
@@ -111,9 +117,16 @@ def draw_map(figure: Any, theme: Theme, places: Sequence[Place], trails: Sequenc
     for colour, trail in zip(COLOURS, trails, strict=False):
         xs, ys = [p.effective for p in trail], [p.refusal for p in trail]
         ax.plot(xs, ys, "-", color=colour, alpha=0.45, linewidth=5, solid_capstyle="round", zorder=1)
-        label = {"xytext": (-12, 4), "textcoords": "offset points", "ha": "right"}
-        middle = 1 if colour == COLOURS[0] else 3
-        ax.annotate(trail[0].label, (xs[middle], ys[middle]), color=colour, fontsize=8.5, **label)
+        middle, shift, side = (1, (14, -18), "left") if colour == COLOURS[0] else (2, (-12, 4), "right")
+        ax.annotate(
+            trail[0].label,
+            (xs[middle], ys[middle]),
+            xytext=shift,
+            textcoords="offset points",
+            ha=side,
+            color=colour,
+            fontsize=8.5,
+        )
     for p in places:
         fill = theme.ink if p.kept >= 0.5 else "none"
         ax.errorbar(p.effective, p.refusal, xerr=p.effective_sd, yerr=p.refusal_sd, fmt="none", ecolor=theme.soft, zorder=2)

@@ -12,7 +12,7 @@ refuse has one number to say when; it is set on rows of its own, so that 95% of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,13 +74,17 @@ ENTRIES = (
     Entry("GD, all coherent keys", "euclidean | gd(beta={beta}, coherence=1, keep=all)", (-4, 13, "right")),
     Entry("abstain, null slot", "dot | abstain(softmax, null_logit={lse})", (-9, 0, "right")),
     Entry("abstain, threshold", "dot | abstain(softmax, threshold={largest})", (-9, 0, "right")),
-    Entry("abstain (cosine, hard)", "cosine | abstain(hard, threshold={cosine})", (4, -14, "right")),
-    Entry("abstain (sparsemax)", "dot | abstain(sparsemax, threshold={largest})", (-2, -40, "center")),
+    Entry("abstain (cosine, hard)", "cosine | abstain(hard, threshold={cosine})", (4, -32, "right")),
+    Entry("abstain (sparsemax)", "dot | abstain(sparsemax, threshold={largest})", (-6, -15, "center")),
 )
 
 TRAILS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("softmax, τ from 3 to ⅕", "dot | softmax(temperature={x})", (3.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.2)),
-    ("GD, coherence from 0 to 1", "euclidean | gd(beta={beta}, coherence={x}, keep=all)", (0.0, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)),
+    (
+        "GD, coherence from 0 to 1",
+        "euclidean | gd(beta={beta}, coherence={x}, keep=all)",
+        (0.0, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0),
+    ),
 )
 
 
@@ -121,7 +125,7 @@ def _once(spec: str, seed: int) -> tuple[float, ...]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None]:
     """Tensors as small as these lose more to waiting for a second thread than it gives, tenfold on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -80,7 +80,11 @@ def render(title: str, lead: str, sections: Sequence[Section], foot: str) -> str
 
 
 def _section(s: Section) -> str:
-    return f"<section>\n<h2>{_safe(s.title)}</h2>\n<p>{_safe(s.text)}</p>\n" + "\n".join(_part(p) for p in s.parts) + "\n</section>"
+    return (
+        f"<section>\n<h2>{_safe(s.title)}</h2>\n<p>{_safe(s.text)}</p>\n"
+        + "\n".join(_part(p) for p in s.parts)
+        + "\n</section>"
+    )
 
 
 def _part(part: Picture | Table | Code) -> str:

@@ -59,7 +59,9 @@ def scene(seed: int = 3) -> Scene:
     across = centres["c"] - centres["a"]
     across = across / across.norm()
     # Eight query heads over one key head, all alike: ALiBi's slopes differ between them, and the first is looked at.
-    return Scene(q.expand(1, 8, n, WIDTH), k, torch.randn(1, 1, n, WIDTH, generator=g), (-0.05 * torch.outer(across, across))[None])
+    return Scene(
+        q.expand(1, 8, n, WIDTH), k, torch.randn(1, 1, n, WIDTH, generator=g), (-0.05 * torch.outer(across, across))[None]
+    )
 
 
 def look(view: View, s: Scene) -> Attended:

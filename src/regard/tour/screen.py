@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from .extras import have, need
@@ -24,7 +24,7 @@ class Screen:
             print(text, flush=True)
 
     @contextmanager
-    def steps(self, title: str, total: int) -> Iterator[Callable[[], None]]:
+    def steps(self, title: str, total: int) -> Generator[Callable[[], None]]:
         """A job of `total` steps; call what it gives after each."""
         start = time.perf_counter()
         if self.rich:

@@ -29,7 +29,7 @@ class Theme:
 
     def settings(self) -> dict[str, Any]:
         cycle = need("cycler").cycler(color=COLOURS)
-        ink = {k: self.ink for k in ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")}
+        ink = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), self.ink)
         return {
             **ink,
             "figure.facecolor": self.ground,

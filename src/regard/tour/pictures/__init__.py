@@ -1,0 +1,39 @@
+"""The pictures of the docs, one per page. `python -m regard.tour docs` writes them all again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .. import map as two_axis
+from ..figures import draw_eight, draw_landscape, draw_map
+from ..map import one_thread
+from ..scene import scene
+from ..screen import Screen
+from ..style import DARK, LIGHT, Draw, Theme, save
+from .geometry import PICTURES as GEOMETRY
+from .position import PICTURES as POSITION
+from .selection import PICTURES as SELECTION
+
+PICTURES: dict[str, tuple[Draw, tuple[float, float]]] = {**GEOMETRY, **SELECTION, **POSITION}
+
+
+def build_all(folder: Path, screen: Screen) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    with one_thread():
+        with screen.steps("two-axis map", two_axis.STEPS) as tick:
+            places, trails = two_axis.measure(tick)
+        whole: list[tuple[str, Draw, tuple[float, float], Theme]] = [
+            (f"{name}-{theme.name}", draw, size, theme)
+            for theme in (LIGHT, DARK)
+            for name, draw, size in (
+                ("eight", lambda f, t: draw_eight(f, t, scene()), (10, 5.6)),
+                ("map", lambda f, t: draw_map(f, t, places, trails), (8.4, 5)),
+                ("landscape", draw_landscape, (10, 4.2)),
+            )
+        ]
+        whole += [(name, draw, size, LIGHT) for name, (draw, size) in PICTURES.items()]
+        with screen.steps("pictures", len(whole)) as tick:
+            for name, draw, size, theme in whole:
+                save(folder / f"{name}.png", draw, size, theme)
+                tick()
+    return len(whole)
