@@ -98,7 +98,7 @@ class Problem:
             floor = 1.0 if name == "alpha" else 0.0
             if not bool((x > floor).all()):
                 raise StateError(f"state.{name} is {x.detach().tolist()}; every value must be above {floor:g}")
-            found[name] = x
+            found[name] = x.to(self.q.dtype)
         return found
 
     def upcast(self) -> Problem:

@@ -50,4 +50,4 @@ class Additive(Geometry):
                     f"state.additive.{name} is {tuple(x.shape)}; with D={D} and {hidden} hidden units it is "
                     f"{last}, or {(H, *last)} with one set per query head"
                 )
-        return weights
+        return Weights(weights.w.to(q.dtype), weights.w_q.to(q.dtype), weights.w_k.to(q.dtype))

@@ -23,11 +23,11 @@ class Cosine(Geometry):
 
     def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Tensor:
         q, k = turn(q, k)
-        return unit(q) @ unit(k).mT / self._temperature(state)
+        return unit(q) @ unit(k).mT / self._temperature(state, q.dtype)
 
     def lower(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Lowered:
         q, k = turn(q, k)
-        temperature = self._temperature(state)
+        temperature = self._temperature(state, q.dtype)
         if isinstance(temperature, Tensor):
             return Lowered(unit(q) / temperature, unit(k))
         return Lowered(unit(q), unit(k), 1 / temperature)
@@ -38,9 +38,9 @@ class Cosine(Geometry):
     def with_scale(self, scale: float) -> Cosine:
         return replace(self, temperature=1 / scale)
 
-    def _temperature(self, state: State) -> float | Tensor:
+    def _temperature(self, state: State, dtype: torch.dtype) -> float | Tensor:
         if self.temperature == "learned":
-            return state.tensor("temperature", str(self)).view(-1, 1, 1)
+            return state.tensor("temperature", str(self)).to(dtype).view(-1, 1, 1)
         return self.temperature
 
 

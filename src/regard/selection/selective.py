@@ -35,7 +35,8 @@ class Selective(Selection):
 
     def _decided(self, scores: Tensor, given: Given) -> Tensor:
         """(B, R, C): how strongly each row masks each column for the rows after it."""
-        first = scores[:, 0].clamp_min(0)
+        # relu and not clamp: at the placeholder 0 of a row with nothing allowed the gradient must be 0.
+        first = torch.relu(scores[:, 0])
         columns = torch.arange(scores.shape[-1], device=scores.device)
         spared = (columns == given.at.unsqueeze(-1)) | (columns == 0) | (columns >= scores.shape[-1] - given.slots)
         return first.masked_fill(spared, 0)
