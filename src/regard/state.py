@@ -7,6 +7,7 @@ Legend of shapes, for the whole project
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
@@ -94,8 +95,10 @@ class State:
         return value
 
 
-def require_finite(x: Tensor, name: str) -> None:
-    """A NaN in a persistent state poisons everything after it, so it is refused where it enters."""
-    if not bool(torch.isfinite(x).all()):
+def magnitude(x: Tensor, name: str) -> float:
+    """|x|, one pass. A NaN in a persistent state poisons everything after it, so it is refused where it enters."""
+    norm = float(torch.linalg.vector_norm(x.detach()))
+    if not math.isfinite(norm) and not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise StateError(f"{name} has {bad} values that are not finite out of {x.numel()}; roll back or reset it")
+    return norm

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from ..errors import CombinationError, SpecError
 from ..geometry import GEOMETRIES, Geometry, Polynomial, SelfConditioned, Trace
@@ -53,6 +54,11 @@ def parse(text: str | Spec) -> Spec:
         return text
     if not isinstance(text, str):
         raise SpecError(f"a spec is a line such as 'dot | softmax | rope', not a {type(text).__name__}")
+    return _parsed(text)
+
+
+@lru_cache(maxsize=512)
+def _parsed(text: str) -> Spec:
     try:
         tree = ast.parse(text.strip() or "softmax", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError, StateError
-from ..state import Self, State, require_finite
+from ..state import Self, State, magnitude
 from .base import Geometry, Lowered, Slot, Turn, stay
 from .dot import Dot
 
@@ -66,9 +66,10 @@ class SelfConditioned(Geometry):
 
     def idle(self, state: State) -> bool:
         me = state.need("self", str(self))
-        if not isinstance(me, Self) or self.form == "null_slot" or me.s.requires_grad:
+        if not isinstance(me, Self):
             return False
-        return not any(w.requires_grad for w in me.weights.values()) and not bool(me.s.any())
+        silent = magnitude(me.s, "state.self.s") == 0 and self.form != "null_slot"
+        return silent and not any(t.requires_grad for t in (me.s, *me.weights.values()))
 
     def _query(self, q: Tensor, me: Self) -> Tensor:
         match self.form:
@@ -96,7 +97,6 @@ class SelfConditioned(Geometry):
         s = me.s if me.s.ndim == 2 else me.s.unsqueeze(0)
         if s.ndim != 2 or s.shape[0] not in (1, q.shape[0]):
             raise ShapeError(f"state.self.s is {tuple(me.s.shape)}; it is (S,) or (B, S) with B={q.shape[0]} from q")
-        require_finite(s, "state.self.s")
         H, D = q.shape[1], q.shape[-1]
         for name, shape in _SHAPES[self.form].items():
             weight = me.weight(name, self.form)

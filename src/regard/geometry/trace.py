@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError, StateError
-from ..state import LowRank, State, require_finite
+from ..state import LowRank, State, magnitude
 from .base import Geometry, Lowered, Turn, stay
 from .cosine import unit
 
@@ -53,56 +53,56 @@ class Trace(Geometry):
         heads = (trace.left if isinstance(trace, LowRank) else trace).shape[-3]
         group = q.shape[1] // heads
         q_m, k_m = self._seen(q, k)
+        scale = 1.0 if self.base is None else q.shape[-1] ** -0.5
+        strength = self.gamma / scale
         # The map goes on whichever side T counts its heads by, so that no key is repeated for its queries.
         if heads == k.shape[1]:
-            mapped = _doubled(k_m, trace)
+            mapped = _doubled(k_m, trace, strength)
             metric = (q_m, mapped)
-            key_bias = -0.5 * self.gamma * (k_m * mapped).sum(-1)
+            key_bias = torch.linalg.vecdot(k_m, mapped) * (-0.5 * scale)
         else:
-            metric = (_doubled(q_m, trace), k_m)
+            metric = (_doubled(q_m, trace, strength), k_m)
             k_wide = k_m.repeat_interleave(heads // k.shape[1], dim=1)
-            key_bias = -0.5 * self.gamma * (k_wide * _doubled(k_wide, trace)).sum(-1)
+            key_bias = torch.linalg.vecdot(k_wide, _doubled(k_wide, trace, strength)) * (-0.5 * scale)
 
         def row_bias() -> Tensor:
             T = trace.dense() if isinstance(trace, LowRank) else trace
-            return -self.gamma * (q_m * (q_m @ T.repeat_interleave(group, dim=-3))).sum(-1)
+            return -self.gamma * torch.linalg.vecdot(q_m, q_m @ T.repeat_interleave(group, dim=-3))
 
         if self.base is None:
-            return Lowered(*metric, self.gamma, key_bias, row_bias)
-        scale = q.shape[-1] ** -0.5
-        strength = self.gamma / scale
+            return Lowered(*metric, scale, key_bias, row_bias)
         q_t, k_t = turn(q, k)
         if q_t is q and k_t is k and self.norm == "raw":
-            q, k = (q, k + strength * metric[1]) if heads == k.shape[1] else (q + strength * metric[0], k)
+            q, k = (q, k + metric[1]) if heads == k.shape[1] else (q + metric[0], k)
             return Lowered(q, k, scale, key_bias, row_bias)
         # The content is turned and the metric is not, so the metric's product takes columns of its own.
         if isinstance(trace, LowRank) and heads == k.shape[1]:
             a, b = trace.symmetric()
-            metric = (q_m @ a.repeat_interleave(group, dim=-3), k_m @ b)
-        q_wide = torch.cat([q_t, strength * metric[0]], -1)
-        return Lowered(q_wide, torch.cat([k_t, metric[1]], -1), scale, key_bias, row_bias)
+            metric = (q_m @ (strength * a).repeat_interleave(group, dim=-3), k_m @ b)
+        return Lowered(torch.cat([q_t, metric[0]], -1), torch.cat([k_t, metric[1]], -1), scale, key_bias, row_bias)
 
     def distance_scale(self, width: int) -> float | None:
         return self.gamma if self.base is None and self.gamma > 0 else None
 
     def idle(self, state: State) -> bool:
+        tensors = self._tensors(state)
+        silent = self.gamma == 0 or min(magnitude(t, "state.trace") for t in tensors) == 0
+        return silent and self.base is not None and not any(t.requires_grad for t in tensors)
+
+    def _tensors(self, state: State) -> list[Tensor]:
         trace = state.need("trace", str(self))
-        tensors = trace.tensors() if isinstance(trace, LowRank) else [trace]
-        if self.base is None or any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
-            return False
-        return self.gamma == 0 or any(isinstance(t, Tensor) and not bool(t.any()) for t in tensors)
+        if not isinstance(trace, Tensor | LowRank):
+            raise StateError(f"state.trace is a {type(trace).__name__}; it must be a tensor (G, D, D) or a LowRank")
+        return trace.tensors() if isinstance(trace, LowRank) else [trace]
 
     def _seen(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return (unit(q), unit(k)) if self.norm == "unit" else (q, k)
 
     def _trace(self, state: State, q: Tensor, key_heads: int | None) -> Tensor | LowRank:
         """The state's trace, checked against the shapes; the plain definition, whose keys are repeated, knows no G."""
-        trace = state.need("trace", str(self))
+        trace = state.trace
         if not isinstance(trace, Tensor | LowRank):
-            raise StateError(f"state.trace is a {type(trace).__name__}; it must be a tensor (G, D, D) or a LowRank")
-        tensors = trace.tensors() if isinstance(trace, LowRank) else [trace]
-        for t in tensors:
-            require_finite(t, "state.trace")
+            raise StateError(f"{self} needs state.trace")
         batch, H, _, D = q.shape
         G = key_heads or H
         factors = [trace.left, trace.right] if isinstance(trace, LowRank) else [trace, trace.mT]
@@ -124,9 +124,9 @@ class Trace(Geometry):
         return trace.to(q.dtype)
 
 
-def _doubled(x: Tensor, trace: Tensor | LowRank) -> Tensor:
-    """x(T + Tᵀ), through the factors where there are factors."""
+def _doubled(x: Tensor, trace: Tensor | LowRank, strength: float) -> Tensor:
+    """strength · x(T + Tᵀ), through the factors where there are factors; the number is folded into the small tensor."""
     if isinstance(trace, Tensor):
-        return x @ (trace + trace.mT)
+        return x @ (strength * (trace + trace.mT))
     a, b = trace.symmetric()
-    return (x @ a) @ b.mT
+    return (x @ (strength * a)) @ b.mT

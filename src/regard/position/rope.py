@@ -5,8 +5,9 @@ paper, GPT-J). `fraction` turns the first part of a head only. `scaling` reaches
 
     linear   positions / factor (Chen et al. 2023)
     ntk      base · factor^(R/(R−2)): high frequencies stay
-    llama3   low frequencies / factor, high ones kept, a ramp between (`original`, `low`, `high`)
-    yarn     the ramp counted in turns, and a temperature on the scores (Peng et al. 2023)
+    dynamic  ntk whose factor grows with the text once it is longer than `original`, and is 1 until then
+    llama3   low frequencies / factor, high ones kept, a ramp between `low` and `high` turns over `original` tokens
+    yarn     the ramp counted in pairs, and turned parts longer by `stretch`, 0.1 ln(factor) + 1 (Peng et al. 2023)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from torch import Tensor
 from ..state import State
 from .base import Position
 
-Scaling = Literal["linear", "ntk", "llama3", "yarn"]
+Scaling = Literal["linear", "ntk", "dynamic", "llama3", "yarn"]
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,16 @@ class Rope(Position):
     factor: float = 1.0
     original: int = 8192
     low: float = 1.0
-    high: float = 4.0
+    high: float | None = None
+    stretch: float | None = None
 
     def __post_init__(self) -> None:
-        self.check_positive("base", "fraction", "factor", "original", "low", "high")
+        self.check_positive("base", "fraction", "factor", "original", "low", "high", "stretch")
         self.check_choice("layout", ("half", "interleaved"))
         if self.fraction > 1:
             raise self.refuse("fraction", "the fraction of a head that turns lies in (0, 1]")
-        if self.scaling not in (None, "linear", "ntk", "llama3", "yarn"):
-            raise self.refuse("scaling", "scaling must be one of none, linear, ntk, llama3, yarn")
+        if self.scaling not in (None, *get_args(Scaling)):
+            raise self.refuse("scaling", f"scaling must be one of none, {', '.join(get_args(Scaling))}")
 
     def apply(self, x: Tensor, start: int, state: State) -> Tensor:
         return self.rotate(x, start)
@@ -58,8 +60,16 @@ class Rope(Position):
             raise self.refuse("fraction", f"of a head of width {width} it turns {turned}, and pairs need an even number")
         return turned
 
-    def rates(self, width: int) -> tuple[Tensor, float]:
-        """The angle per position of each pair, in float64, and the factor on the length of the turned part."""
+    @property
+    def early(self) -> bool:
+        """True when a key's turn is final: no later, longer text turns it again."""
+        return self.scaling != "dynamic"
+
+    def rates(self, width: int, reach: int = 0) -> tuple[Tensor, float]:
+        """The angle per position of each pair, in float64, and the factor on the length of the turned part.
+
+        `reach` is the length of the text, which matters to `dynamic` only.
+        """
         turned = self.turned_width(width)
         exponent = torch.arange(0, turned, 2, dtype=torch.float64) / turned
         rate = self.base**-exponent
@@ -70,25 +80,31 @@ class Rope(Position):
                 return rate / self.factor, 1.0
             case "ntk":
                 return (self.base * self.factor ** (turned / (turned - 2))) ** -exponent, 1.0
+            case "dynamic":
+                grown = self.factor * max(reach / self.original, 1.0) - (self.factor - 1)
+                return (self.base * grown ** (turned / (turned - 2))) ** -exponent, 1.0
             case "llama3":
-                turns = self.original * rate / (2 * math.pi)
-                keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+                turns, high = self.original * rate / (2 * math.pi), self.high or 4.0
+                keep = ((turns - self.low) / (high - self.low)).clamp(0, 1)
                 return rate * keep + rate / self.factor * (1 - keep), 1.0
             case "yarn":
                 # Pair i makes original·rate/2π turns over the trained length; 32 and 1 are the paper's bounds.
                 def pair_with(turns: float) -> float:
                     return turned * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(self.base))
 
-                first, last = max(math.floor(pair_with(32)), 0), min(math.ceil(pair_with(1)), turned - 1)
+                first, last = max(math.floor(pair_with(self.high or 32)), 0), min(math.ceil(pair_with(self.low)), turned - 1)
                 ramp = ((torch.arange(turned // 2, dtype=torch.float64) - first) / max(last - first, 1e-3)).clamp(0, 1)
-                return rate * (1 - ramp) + rate / self.factor * ramp, 0.1 * math.log(self.factor) + 1.0
+                stretch = self.stretch or 0.1 * math.log(max(self.factor, 1.0)) + 1.0
+                return rate * (1 - ramp) + rate / self.factor * ramp, stretch
 
     def rotate(self, x: Tensor, start: int, back: bool = False) -> Tensor:
         """x (…, N, D), whose tokens stand at start, start + 1, …; `back` turns the other way."""
         stop = start + x.shape[-2]
         first = min(start, 0)
         # Every layer and every step asks for the same angles: a table, grown by doubling, answers.
-        cos, sin = _table(self, x.shape[-1], first, 1 << max(stop - first, 1).bit_length(), x.dtype, x.device)
+        length = 1 << max(stop - first, 1).bit_length()
+        reach = 0 if self.early else max(stop, self.original)
+        cos, sin = _table(self, x.shape[-1], (first, length, reach), x.dtype, x.device)
         cos, sin = cos[start - first : stop - first], sin[start - first : stop - first]
         return self.turn_pairs(x, cos, -sin if back else sin)
 
@@ -105,8 +121,11 @@ class Rope(Position):
 
 
 @lru_cache(maxsize=32)
-def _table(rope: Rope, width: int, first: int, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin (N, R/2) of the angles at positions first, first + 1, …"""
-    rate, stretch = rope.rates(width)
+def _table(
+    rope: Rope, width: int, places: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin (N, R/2) of the angles at positions first, first + 1, …, in a text as long as `reach`."""
+    first, length, reach = places
+    rate, stretch = rope.rates(width, reach)
     angle = torch.arange(first, first + length, dtype=torch.float64).unsqueeze(-1) * rate
     return (angle.cos() * stretch).to(device, dtype), (angle.sin() * stretch).to(device, dtype)
