@@ -64,8 +64,9 @@ class Cover:
 
     def chunks(self) -> Iterator[Tile]:
         p = self.problem
-        _, _, _, Q, K, _, _ = p.sizes
-        rows = Q if self.whole() else max(16, min(512, CHUNK // max(1, K)))
+        _, H, _, Q, K, _, _ = p.sizes
+        heads = H if p.spec.position.biases else 1
+        rows = Q if self.whole() else max(16, min(512, CHUNK // max(1, K * heads)))
         for start in range(0, Q, rows):
             stop = min(start + rows, Q)
             span = p.allow.span(start + p.offset, stop - 1 + p.offset, K).clip(K)
@@ -78,7 +79,8 @@ class Cover:
             return None, None
         bias: Tensor | None = None
         if p.spec.position.biases:
-            bias = p.spec.position.bias(t.q_at().squeeze(-1), t.k_at(), like, self.table).unsqueeze(0) / self.temperature
+            bias = p.spec.position.bias(t.q_at().squeeze(-1), t.k_at(), like, self.table).unsqueeze(0)
+            bias = bias if self.temperature == 1.0 else bias / self.temperature
         span = p.allow.span(t.start + t.offset, t.stop - 1 + t.offset, p.k.shape[2]).clip(p.k.shape[2])
         if (span.sure_lo, span.sure_hi) == (t.lo, t.hi):
             return bias, None
@@ -89,8 +91,8 @@ class Cover:
             # A row of −inf would be NaN in the kernel: it meets everything there and is set to zero after.
             allowed = allowed | empty.unsqueeze(-1)
             empty = empty if bool(empty.any()) else None
-        hidden = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill_(~allowed, float("-inf"))
-        return (hidden if bias is None else bias + hidden), empty
+        bias = bias if bias is not None else like.new_zeros(1)
+        return torch.where(allowed, bias, float("-inf")), empty
 
 
 class Flash(torch.autograd.Function):

@@ -5,23 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .base import Given, Selection
 
+_BELOW_ZERO = -1e-37
+_FAR = 1e30
+"""Rows with fewer than k allowed keys keep them all: a shift far below every score."""
 
-def keep_largest(scores: Tensor, k: int) -> Tensor:
-    """True at the k largest of each row, leftmost first among equals; all of them where a row has fewer."""
-    if k >= scores.shape[-1]:
-        return torch.ones_like(scores, dtype=torch.bool)
-    last = scores.detach().topk(k, dim=-1, sorted=True).values[..., -1:]
-    keep = scores >= last
-    if int(keep.sum(-1).max()) > k:
-        above = scores > last
-        tied = keep & ~above
-        room = k - above.sum(-1, keepdim=True)
-        keep = above | (tied & (tied.cumsum(-1) <= room))
-    return keep
+
+def keep_leftmost(scores: Tensor, k: int) -> Tensor:
+    """True at the k largest of each row, leftmost first among equals."""
+    last = scores.topk(k, dim=-1).values[..., -1:]
+    above = scores > last
+    tied = scores == last
+    return above | (tied & (tied.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,16 @@ class TopK(Selection):
         return torch.softmax(scores.masked_fill(~keep, float("-inf")), dim=-1)
 
     def rows(self, scores: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
-        return torch.softmax(scores.masked_fill(~keep_largest(scores, self.k), float("-inf")), dim=-1), None
+        if self.k >= scores.shape[-1]:
+            return torch.softmax(scores, dim=-1), None
+        largest = scores.detach().topk(self.k + 1, dim=-1).values
+        last, next_one = largest[..., -2:-1], largest[..., -1:]
+        if bool(((last == next_one) & (last > float("-inf"))).any()):
+            kept = scores.masked_fill(~keep_leftmost(scores.detach(), self.k), float("-inf"))
+            return torch.softmax(kept, dim=-1), None
+        # A comparison and a fill are slow passes; a shift and a threshold are fast ones, and softmax ignores the shift.
+        shift = torch.where(last > float("-inf"), last, largest[..., :1] - _FAR)
+        return torch.softmax(F.threshold(scores - shift, _BELOW_ZERO, float("-inf")), dim=-1), None
 
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor:
         return -torch.logsumexp(scores.masked_fill(weights == 0, float("-inf")), dim=-1)
