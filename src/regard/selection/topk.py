@@ -11,8 +11,6 @@ from torch import Tensor
 from .base import Given, Selection
 
 _BELOW_ZERO = -1e-37
-_FAR = 1e30
-"""Rows with fewer than k allowed keys keep them all: a shift far below every score."""
 
 
 def keep_leftmost(scores: Tensor, k: int) -> Tensor:
@@ -42,13 +40,13 @@ class TopK(Selection):
         if self.k >= scores.shape[-1]:
             return torch.softmax(scores, dim=-1), None
         largest = scores.detach().topk(self.k + 1, dim=-1).values
-        last, next_one = largest[..., -2:-1], largest[..., -1:]
-        if bool(((last == next_one) & (last > float("-inf"))).any()):
+        # The last one kept; a row with fewer than k keys allowed keeps all of them.
+        last = largest[..., :-1].masked_fill(largest[..., :-1] == float("-inf"), float("inf")).amin(-1, keepdim=True)
+        if bool((last == largest[..., -1:]).any()):
             kept = scores.masked_fill(~keep_leftmost(scores.detach(), self.k), float("-inf"))
             return torch.softmax(kept, dim=-1), None
         # A comparison and a fill are slow passes; a shift and a threshold are fast ones, and softmax ignores the shift.
-        shift = torch.where(last > float("-inf"), last, largest[..., :1] - _FAR)
-        return torch.softmax(F.threshold(scores - shift, _BELOW_ZERO, float("-inf")), dim=-1), None
+        return torch.softmax(F.threshold(scores - last, _BELOW_ZERO, float("-inf")), dim=-1), None
 
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor:
         return -torch.logsumexp(scores.masked_fill(weights == 0, float("-inf")), dim=-1)
