@@ -13,13 +13,13 @@ from .attention.inspect import Attended, inspect
 from .attention.operator import attend, explain
 from .attention.plan import Plan
 from .attention.spec import Spec, parse
-from .errors import CombinationError, NumericsError, RegardError, ShapeError, SpecError, StateError
+from .errors import CheckpointError, CombinationError, NumericsError, RegardError, ShapeError, SpecError, StateError
 from .state import Additive, LowRank, Self, State
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Additive", "All", "Allow", "Attended", "Causal", "CombinationError", "Document", "LowRank", "Mask",
+    "Additive", "All", "Allow", "Attended", "Causal", "CheckpointError", "CombinationError", "Document", "LowRank", "Mask",
     "NumericsError", "Padding", "Plan", "Prefix", "RegardError", "Self", "ShapeError", "Spec", "SpecError", "State",
     "StateError", "Window", "attend", "explain", "geometry", "inspect", "nn", "parse", "position", "selection",
 ]  # fmt: skip

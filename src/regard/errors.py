@@ -23,3 +23,7 @@ class CombinationError(RegardError):
 
 class NumericsError(RegardError):
     """Inputs that are not finite, or whose scores overflow."""
+
+
+class CheckpointError(RegardError):
+    """A checkpoint that is damaged, hostile, or not of the shape that its own configuration says."""

@@ -6,6 +6,7 @@ The cache is state in, state out: `out, cache = attention.step(x, cache)`. Step 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -70,7 +71,7 @@ class Attention(nn.Module):
         head_width: int | None = None,
         context_width: int | None = None,
         self_width: int = 16,
-        bias: bool = False,
+        bias: bool | Literal["qkv"] = False,
     ) -> None:
         super().__init__()
         key_heads = key_heads or heads
@@ -82,12 +83,12 @@ class Attention(nn.Module):
         self.head_width = D = head_width or width // heads
         self.inner, _, self.points = unwrap(self.spec.selection)
         source = context_width or width
-        self.q = nn.Linear(width, heads * D, bias=bias)
-        self.k = nn.Linear(source, key_heads * D, bias=bias)
+        self.q = nn.Linear(width, heads * D, bias=bool(bias))
+        self.k = nn.Linear(source, key_heads * D, bias=bool(bias))
         # Energy's values are the keys and its way back is W_Qᵀ and W_Kᵀ; a pointer's result is the choice itself.
         bare = self.points or isinstance(self.inner, Energy)
-        self.v = None if bare else nn.Linear(source, key_heads * D, bias=bias)
-        self.out = None if bare else nn.Linear(heads * D, width, bias=bias)
+        self.v = None if bare else nn.Linear(source, key_heads * D, bias=bool(bias))
+        self.out = None if bare else nn.Linear(heads * D, width, bias=bias is True)
         self.trained = nn.ParameterDict(_trained(self.spec, heads, key_heads, D, self_width))
 
     def forward(
@@ -131,7 +132,7 @@ class Attention(nn.Module):
         """True when keys may be cached as RoPE turned them: nothing looks at them, or moves them, before it turns."""
         moves = isinstance(self.inner, Hopfield) and self.inner.steps > 1
         content_only = self.spec.geometry.name not in ("trace", "self_conditioned")
-        return isinstance(self.spec.position, Rope) and content_only and not moves
+        return isinstance(self.spec.position, Rope) and self.spec.position.early and content_only and not moves
 
     def state(self, given: State | None = None) -> State:
         """What a call carries: the episode's tensors, completed by this module's own."""

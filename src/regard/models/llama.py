@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
@@ -30,7 +30,7 @@ class LlamaConfig:
     rope: Rope = field(default_factory=Rope)
     eps: float = 1e-5
     tied: bool = True
-    attention_bias: bool = False
+    attention_bias: bool | Literal["qkv"] = False
     mlp_bias: bool = False
     window: int | None = None
     context: int = 8192

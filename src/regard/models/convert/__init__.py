@@ -1,0 +1,51 @@
+"""Checkpoints in and out: Hugging Face folders and names, GGUF files, llama2.c exports. Nothing here reads pickle.
+
+model = load("smollm2/")                              # a Hugging Face folder
+model = load("model.gguf", attention="entmax(1.5)")   # any field of the config may be changed on the way in
+save(model, "folder")                                 # the family's Hugging Face layout, and the attention specs
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import CheckpointError
+from ..base import Model
+
+
+def load(source: str | Path, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
+    """The model in a folder, a `.gguf` file, a llama2.c `.bin`, or under a Hugging Face hub name."""
+    path = Path(source)
+    if path.is_dir():
+        from .hf import load_folder
+
+        return load_folder(path, dtype, changes)
+    if path.suffix == ".gguf" and path.is_file():
+        from .gguf import load_gguf
+
+        return load_gguf(path, dtype, changes)
+    if path.suffix == ".bin" and path.is_file():
+        from .llama2c import load_bin
+
+        return load_bin(path, dtype, changes)
+    if path.is_file():
+        raise CheckpointError(f"{path.name}: a checkpoint is a folder with config.json, a .gguf file or a llama2.c .bin")
+    if path.suffix in (".gguf", ".bin") or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source)):
+        raise CheckpointError(f"{source}: there is no such file or folder")
+    from .hf import fetch, load_folder
+
+    return load_folder(fetch(str(source)), dtype, changes)
+
+
+def save(model: Model, folder: str | Path) -> None:
+    """Write config.json and model.safetensors, each under a temporary name that is renamed when it is whole."""
+    from .hf import save_folder
+
+    save_folder(model, Path(folder))
+
+
+__all__ = ["load", "save"]

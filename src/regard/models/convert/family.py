@@ -1,0 +1,23 @@
+"""A family: how its Hugging Face configuration reads and is written, and where its tensors stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..base import Model
+from .fields import Fields
+from .layout import Layout
+
+
+@dataclass(frozen=True)
+class Family:
+    model: type[Model]
+    model_types: tuple[str, ...]
+    """What Hugging Face calls it in config.json."""
+    read: Callable[[Fields], Any]
+    """Their fields to our frozen config."""
+    write: Callable[[Any], Mapping[str, Any]]
+    """Our config to their fields; refuses what they cannot express."""
+    layout: Callable[[Any], Layout]

@@ -1,0 +1,214 @@
+"""GGUF files of LLaMA and Qwen2: metadata, tensors, dequantised through `gguf`.
+
+The header is read here and not by gguf's reader: every length is held against the size of the file before it is believed,
+so a damaged or hostile file is an error and never an allocation. llama.cpp keeps q and k of LLaMA with neighbouring
+dimensions paired for RoPE; they are put back into the half-split order on the way in.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointError
+from ...position import Rope
+from ..base import Model
+from ..llama import LlamaConfig
+from .fields import Fields, changed
+from .layout import Layout, Place, build, fill
+
+SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+STRING, ARRAY = 8, 9
+PERMUTED = {"llama": True, "qwen2": False}
+"""The architectures read here, and whether q and k have to be put back in order."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+    row_bytes: int
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+
+class GGUF:
+    """An open file: `metadata` and, by name, tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.origin = path.name
+        if path.stat().st_size < 24:
+            raise self._bad("it is shorter than a header")
+        self._data = np.memmap(path, dtype=np.uint8, mode="r")
+        self._at = 0
+        if bytes(self._take(4)) != b"GGUF":
+            raise self._bad("it does not start with GGUF")
+        version = self._scalar("<I")
+        if version not in (2, 3):
+            raise self._bad(f"it is version {version}; 2 and 3 are read (a big-endian file shows a huge number)")
+        count, pairs = self._scalar("<Q"), self._scalar("<Q")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(pairs):
+            key = self._string()
+            self.metadata[key] = self._value(self._scalar("<I"))
+        self.tensors = self._directory(count)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: info.shape for name, info in self.tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        from gguf import GGMLQuantizationType, dequantize
+
+        info = self.tensors[name]
+        raw = self._data[info.start : info.start + info.rows * info.row_bytes].reshape(info.rows, info.row_bytes)
+        try:
+            values = dequantize(np.asarray(raw), GGMLQuantizationType(info.kind))
+        except NotImplementedError as error:
+            raise self._bad(f"{name} is {GGMLQuantizationType(info.kind).name}, which gguf cannot dequantise") from error
+        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(info.shape)
+
+    def _directory(self, count: int) -> dict[str, TensorInfo]:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        sizes = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+        found: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        for _ in range(count):
+            name, dims = self._string(), self._scalar("<I")
+            if not 1 <= dims <= 4 or name in found:
+                raise self._bad(f"tensor {name[:80]!r} has {dims} dimensions or stands there twice")
+            # GGUF counts dimensions from the fastest one.
+            shape = tuple(self._scalar("<Q") for _ in range(dims))[::-1]
+            found[name] = shape, self._scalar("<I"), self._scalar("<Q")
+        align = self.metadata.get("general.alignment", 32)
+        if not isinstance(align, int) or not 1 <= align <= 1 << 20:
+            raise self._bad(f"general.alignment is {align!r:.40}")
+        base = -(-self._at // align) * align
+        tensors: dict[str, TensorInfo] = {}
+        for name, (shape, kind, offset) in found.items():
+            if kind not in sizes:
+                raise self._bad(f"{name} has the unknown type {kind}")
+            block, size = sizes[kind]
+            if min(shape) < 1 or shape[-1] % block:
+                raise self._bad(f"{name} is {shape}, and {GGMLQuantizationType(kind).name} holds blocks of {block}")
+            info = TensorInfo(shape, kind, base + offset, shape[-1] // block * size)
+            if info.start + info.rows * info.row_bytes > len(self._data):
+                raise self._bad(f"{name} ends past the end of the file: it is cut short")
+            tensors[name] = info
+        return tensors
+
+    def _value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self._string()
+        if kind in SCALARS:
+            return self._scalar(SCALARS[kind])
+        if kind != ARRAY:
+            raise self._bad(f"a value has the unknown type {kind}")
+        inner, count = self._scalar("<I"), self._scalar("<Q")
+        if inner == STRING:
+            return [self._string() for _ in range(self._fits(count, 8))]
+        if inner not in SCALARS:
+            raise self._bad(f"an array holds the unknown type {inner}")
+        size = struct.calcsize(SCALARS[inner])
+        return np.frombuffer(self._take(self._fits(count, size) * size), dtype=SCALARS[inner]).tolist()
+
+    def _string(self) -> str:
+        try:
+            return bytes(self._take(self._scalar("<Q"))).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self._bad("a string is not UTF-8") from error
+
+    def _scalar(self, form: str) -> Any:
+        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+
+    def _fits(self, count: int, size: int) -> int:
+        if count * size > len(self._data) - self._at:
+            raise self._bad(f"it announces {count} values at byte {self._at}, more than are left")
+        return count
+
+    def _take(self, size: int) -> Any:
+        part = self._data[self._at : self._at + self._fits(size, 1)]
+        self._at += size
+        return part.data
+
+    def _bad(self, why: str) -> CheckpointError:
+        return CheckpointError(f"{self.origin} is not a GGUF file that can be read: {why}")
+
+
+def load_gguf(path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Model:
+    file = GGUF(path)
+    config, permuted = read_config(file)
+    return fill(build(changed(config, changes)), layout(config, permuted), file, dtype)
+
+
+def read_config(file: GGUF) -> tuple[LlamaConfig, bool]:
+    whole = Fields(file.metadata, file.origin)
+    kind = whole.word("general.architecture", tuple(PERMUTED))
+    start = f"{kind}."
+    c = Fields({k.removeprefix(start): v for k, v in file.metadata.items() if k.startswith(start)}, f"{file.origin}, {kind}")
+    if c.values.get("expert_count"):
+        raise c.refuse("expert_count", "mixtures of experts are not read here")
+    if "token_embd.weight" not in file.tensors:
+        raise CheckpointError(f"{file.origin} lacks token_embd.weight")
+    depth, heads, width = (c.size(k) for k in ("block_count", "attention.head_count", "embedding_length"))
+    if depth > len(file.tensors):
+        raise c.refuse("block_count", f"the file has {len(file.tensors)} tensors in all")
+    head_width = c.size("attention.key_length", max(width // heads, 1))
+    config = LlamaConfig(
+        vocabulary=file.tensors["token_embd.weight"].shape[0],
+        width=width,
+        depth=depth,
+        heads=heads,
+        key_heads=c.size("attention.head_count_kv", heads),
+        hidden=c.size("feed_forward_length"),
+        head_width=None if head_width * heads == width else head_width,
+        rope=_rope(c, head_width),
+        # Stored in float32: 1e-5 comes back as 9.9999997e-06.
+        eps=float(f"{c.number('attention.layer_norm_rms_epsilon', 1e-5):.6g}"),
+        tied="output.weight" not in file.tensors,
+        attention_bias="qkv" if "blk.0.attn_q.bias" in file.tensors else False,
+        context=c.size("context_length", 2048),
+    )
+    return config, PERMUTED[kind]
+
+
+def layout(config: LlamaConfig, permuted: bool) -> Layout:
+    block = "blk.{}."
+    return Layout(
+        {
+            "embed": "token_embd",
+            "blocks.{}.attention.q": Place(f"{block}attn_q", heads=config.heads if permuted else 0),
+            "blocks.{}.attention.k": Place(f"{block}attn_k", heads=config.key_heads if permuted else 0),
+            "blocks.{}.attention.v": f"{block}attn_v",
+            "blocks.{}.attention.out": f"{block}attn_output",
+            **{f"blocks.{{}}.ffn.{x}": f"{block}ffn_{x}" for x in ("gate", "up", "down")},
+            "blocks.{}.norm_1": f"{block}attn_norm",
+            "blocks.{}.norm_2": f"{block}ffn_norm",
+            "norm": "output_norm",
+            "head": "output",
+        }
+    )
+
+
+def _rope(c: Fields, head_width: int) -> Rope:
+    kind = c.word("rope.scaling.type", ("none", "linear", "yarn"), "none")
+    fraction = c.size("rope.dimension_count", head_width) / head_width
+    rope = Rope(base=c.number("rope.freq_base", 10000.0), fraction=fraction)
+    if kind == "none":
+        return rope
+    factor = c.number("rope.scaling.factor")
+    if kind == "linear":
+        return Rope(rope.base, fraction, scaling="linear", factor=factor)
+    original = c.size("rope.scaling.original_context_length", c.size("context_length", 2048))
+    return Rope(rope.base, fraction, scaling="yarn", factor=factor, original=original)

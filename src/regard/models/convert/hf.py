@@ -1,0 +1,153 @@
+"""Hugging Face folders: config.json and safetensors, whole or in shards, in and out.
+
+The `regard` key of config.json holds what Hugging Face has no word for: the attention specs. Tensors that a spec trains
+stand in a file of their own, regard.safetensors, so that transformers finds exactly what it expects in the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...errors import CheckpointError
+from ..base import Model
+from . import native
+from .families import FAMILIES
+from .fields import Fields, changed, read_json
+from .layout import Layout, build, fill, own_names, spread
+
+VERSION = 1
+WEIGHTS, INDEX, OWN = "model.safetensors", "model.safetensors.index.json", "regard.safetensors"
+
+
+class Tensors:
+    """The tensors of safetensors files, shapes first; data is mapped, and read when it is asked for."""
+
+    def __init__(self, paths: Mapping[str, Path] | Path, stack: ExitStack, origin: str) -> None:
+        self.origin = origin
+        self._open: dict[str, Any] = {}
+        files = {paths} if isinstance(paths, Path) else set(paths.values())
+        for path in sorted(files):
+            try:
+                opened = stack.enter_context(safe_open(path, framework="pt"))
+                names = list(opened.keys())
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{path.name} is not a whole safetensors file: {error}") from error
+            self._open |= {n: opened for n in names if isinstance(paths, Path) or paths.get(n) == path}
+        if not isinstance(paths, Path):
+            lost = sorted(set(paths) - set(self._open))
+            if lost:
+                raise CheckpointError(f"{INDEX} says that {paths[lost[0]].name} has {lost[0]}, and it has not")
+        self.shapes: dict[str, tuple[int, ...]] = {n: tuple(f.get_slice(n).get_shape()) for n, f in self._open.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._open[name].get_tensor(name)
+
+
+def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Model:
+    c = read_json(folder / "config.json")
+    if "quantization_config" in c:
+        raise c.refuse("quantization_config", "quantised Hugging Face weights are not read; use the plain ones, or a GGUF")
+    own = c.part("regard") or Fields({}, c.origin)
+    if own.size("version", VERSION) > VERSION:
+        raise own.refuse("version", f"this regard reads {VERSION}; install a newer one")
+    config, layout_of = _read_config(c, own)
+    config = changed(config, {**({"attention": own.values["attention"]} if "attention" in own else {}), **changes})
+    with ExitStack() as stack:
+        stored = Tensors(_shards(folder), stack, folder.name)
+        if getattr(config, "depth", 0) > len(stored.shapes):
+            raise CheckpointError(f"{folder.name}: {config.depth} layers in config.json, {len(stored.shapes)} tensors in all")
+        model = fill(build(config), layout_of(config), stored, dtype)
+        if (folder / OWN).is_file() and own_names(model):
+            kept = Tensors(folder / OWN, stack, OWN)
+            for name in own_names(model):
+                if kept.shapes.get(name) == tuple(model.get_parameter(name).shape):
+                    model.get_parameter(name).data.copy_(kept.read(name))
+    return model.to(dtype)
+
+
+def _read_config(c: Fields, own: Fields) -> tuple[Any, Callable[[Any], Layout]]:
+    if "family" in own and own.values["family"] in native.CONFIGS:
+        return native.read(own), native.layout
+    kinds = {kind: family for family in FAMILIES.values() for kind in family.model_types}
+    family = kinds[c.word("model_type", tuple(kinds))]
+    return family.read(c), family.layout
+
+
+def _shards(folder: Path) -> Mapping[str, Path] | Path:
+    if (folder / WEIGHTS).is_file():
+        return folder / WEIGHTS
+    if not (folder / INDEX).is_file():
+        pickled = sorted(p.name for p in folder.glob("pytorch_model*.bin"))
+        hint = f"; {pickled[0]} is pickle, which runs code when read: convert it to safetensors" if pickled else ""
+        raise CheckpointError(f"{folder.name} has no {WEIGHTS}{hint}")
+    found = read_json(folder / INDEX).part("weight_map")
+    if found is None:
+        raise CheckpointError(f"{INDEX} has no weight_map")
+    for name, file in found.values.items():
+        # A name with a path in it would read outside the folder.
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise CheckpointError(f"{INDEX}: {name} is in {file!r:.80}, which is no safetensors file of this folder")
+    return {name: folder / file for name, file in found.values.items()}
+
+
+def save_folder(model: Model, folder: Path) -> None:
+    c = model.config
+    own: dict[str, Any] = {"version": VERSION, "family": model.family}
+    if model.family in FAMILIES:
+        family = FAMILIES[model.family]
+        whole, tensors = dict(family.write(c)), spread(model, family.layout(c))
+        own["attention"] = c.attention
+    else:
+        whole, tensors = {"model_type": f"regard-{model.family}"}, spread(model, native.layout(c))
+        own["config"] = native.write(c)
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors.values()}
+    whole |= {"dtype": dtypes.pop() if len(dtypes) == 1 else "float32", "regard": own}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    kept = {n: model.get_parameter(n).detach().clone() for n in own_names(model) if n not in tensors}
+    if kept:
+        write_atomically(folder / OWN, lambda path: save_file(kept, path, metadata={"format": "pt"}))
+    # The configuration comes last: a folder that has one has everything.
+    text = json.dumps(whole, indent=2) + "\n"
+    write_atomically(folder / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """A reader sees the old file or the whole new one, never a part."""
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(number)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def fetch(name: str) -> Path:
+    """The folder of a model on the Hugging Face hub, downloaded once."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise CheckpointError(f"{name} is no folder here, and hub names need: pip install 'regard[models]'") from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]))
+    except Exception as error:
+        raise CheckpointError(
+            f"{name} is no folder here and could not be fetched from the hub ({type(error).__name__}); "
+            "a folder with config.json and model.safetensors, or a .gguf file, works without a network"
+        ) from error

@@ -1,0 +1,176 @@
+"""Where each of our parameters stands in somebody else's file, and the two ways through that table: in and out.
+
+A layout pairs our module names with theirs, `{}` for the number of a layer; `.weight` and `.bias` follow. A tensor that a
+file lacks, has too much, or has in another shape is an error that names it, before any data is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import CheckpointError
+from ..base import Model
+
+SHOWN = 5
+"""How many names an error lists before it only counts."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor of a file, and how ours lies in it."""
+
+    name: str
+    transposed: bool = False
+    """GPT-2 keeps its weights (in, out)."""
+    part: tuple[int, int] = (0, 1)
+    """Ours is piece i of n, one under the other (GPT-2's fused q, k, v)."""
+    heads: int = 0
+    """Rows of each head pair dimension 2i with 2i+1 for RoPE there, i with i + D/2 here; 0: the same order."""
+    also: tuple[str, ...] = ()
+    """Other names under which a file may keep it."""
+
+    def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+        whole = (ours[0] * self.part[1], *ours[1:])
+        return whole[::-1] if self.transposed else whole
+
+    def take(self, stored: Tensor) -> Tensor:
+        x = stored.T if self.transposed and stored.ndim == 2 else stored
+        x = x.chunk(self.part[1])[self.part[0]]
+        if self.heads:
+            x = x.unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        return x
+
+    def give(self, pieces: list[Tensor]) -> Tensor:
+        x = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        return (x.T if self.transposed and x.ndim == 2 else x).contiguous()
+
+
+@dataclass(frozen=True)
+class Layout:
+    table: Mapping[str, Place | str]
+    prefix: str = ""
+    """What a model with a head puts before the names of its body; a file without it is read too."""
+    spare: tuple[str, ...] = ()
+    """Patterns of tensors that files carry and nobody needs: masks, position numbers, copies of a tied weight."""
+
+    def place(self, ours: str) -> Place | None:
+        found = re.search(r"\.(\d+)\.", ours)
+        layer = "" if found is None else found.group(1)
+        general = ours if found is None else ours.replace(f".{layer}.", ".{}.", 1)
+        module, _, leaf = general.rpartition(".")
+        for key, tail in ((ours, ""), (general, ""), (module, f".{leaf}")):
+            row = self.table.get(key)
+            if row is not None:
+                place = Place(row) if isinstance(row, str) else row
+                return replace(
+                    place,
+                    name=place.name.replace("{}", layer) + tail,
+                    also=tuple(n.replace("{}", layer) + tail for n in place.also),
+                )
+        return None
+
+
+class Stored(Protocol):
+    """The tensors of an open file."""
+
+    @property
+    def origin(self) -> str: ...
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Tensors that are in memory already."""
+
+    tensors: Mapping[str, Tensor]
+    origin: str = "memory"
+    shapes: Mapping[str, tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shapes", {n: tuple(t.shape) for n, t in self.tensors.items()})
+
+    def read(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+def build(config: Any) -> Model:
+    """The model without its numbers; real ones only where a spec trains tensors of its own, which start at their defaults."""
+    with torch.device("meta"):
+        model: Model = config.build()
+    return config.build() if own_names(model) else model
+
+
+def own_names(model: nn.Module) -> list[str]:
+    """Parameters that an attention spec asked for; no foreign layout has a place for most of them."""
+    return [name for name, _ in model.named_parameters() if ".trained." in name]
+
+
+def fill(model: Model, layout: Layout, stored: Stored, dtype: torch.dtype) -> Model:
+    """Every parameter of the model from its place in the file."""
+    bare = not any(n.startswith(layout.prefix) for n in stored.shapes)
+    places: dict[str, Place] = {}
+    missing, wrong, used = list[str](), list[str](), set[str]()
+    for ours, parameter in model.named_parameters():
+        place = layout.place(ours)
+        if place is None:
+            if ".trained." not in ours:
+                missing.append(ours)
+            continue
+        names = [place.name, *place.also]
+        names += [n.removeprefix(layout.prefix) for n in names] if bare else []
+        real = next((n for n in names if n in stored.shapes), None)
+        if real is None:
+            missing.append(place.name)
+            continue
+        used.add(real)
+        places[ours] = replace(place, name=real)
+        want = place.shape(tuple(parameter.shape))
+        if tuple(stored.shapes[real]) != want:
+            wrong.append(f"{real} is {tuple(stored.shapes[real])}, and the configuration asks for {want}")
+    spare = re.compile("|".join(f"(?:{p})" for p in layout.spare) or r"(?!)")
+    extra = [n for n in stored.shapes if n not in used and not spare.search(n)]
+    for what, found in (("lacks", missing), ("has a wrong shape:", wrong), ("has nothing here to fill with", extra)):
+        if found:
+            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+            raise CheckpointError(f"{stored.origin} {what} {', '.join(sorted(found)[:SHOWN])}{more}")
+    for ours, place in places.items():
+        value = place.take(stored.read(place.name))
+        if not value.is_floating_point():
+            raise CheckpointError(f"{stored.origin}: {place.name} holds {value.dtype}; weights are floating point")
+        _assign(model, ours, value.to(dtype).contiguous())
+    return model
+
+
+def spread(model: Model, layout: Layout) -> dict[str, Tensor]:
+    """The parameters under their foreign names; tied ones once."""
+    pieces: dict[str, list[tuple[int, Tensor, Place]]] = {}
+    for ours, parameter in model.named_parameters():
+        place = layout.place(ours)
+        if place is not None:
+            pieces.setdefault(place.name, []).append((place.part[0], parameter.detach(), place))
+        elif ".trained." not in ours:
+            raise CheckpointError(f"{model.family} has no place for {ours} in its Hugging Face layout")
+    # safetensors refuses tensors that share memory, and a transposed view of a parameter would.
+    return {
+        name: found[0][2].give([x for _, x, _ in sorted(found, key=lambda f: f[0])]).clone() for name, found in pieces.items()
+    }
+
+
+def _assign(model: nn.Module, name: str, value: Tensor) -> None:
+    """Put a tensor in place of a parameter, wherever that parameter is shared."""
+    old = model.get_parameter(name)
+    new = nn.Parameter(value, requires_grad=old.requires_grad)
+    for module in model.modules():
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            if parameter is old:
+                setattr(module, key, new)
