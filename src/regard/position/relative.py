@@ -30,8 +30,14 @@ class Relative(Position):
     def __post_init__(self) -> None:
         self.check_positive("buckets", "max_distance")
         self.check_choice("direction", ("both", "past"))
+        for p in ("buckets", "max_distance"):
+            if not isinstance(getattr(self, p), int):
+                raise self.refuse(p, f"{p} must be a whole number")
         if self.buckets % 4:
             raise self.refuse("buckets", "buckets split in two directions and two scales, so they are a multiple of 4")
+        exact = self.buckets // (4 if self.direction == "both" else 2)
+        if self.max_distance <= exact:
+            raise self.refuse("max_distance", f"{exact} of the buckets are exact distances, so it must be above {exact}")
 
     def bucket(self, q_at: Tensor, k_at: Tensor) -> Tensor:
         """(Q, K) of bucket numbers."""
