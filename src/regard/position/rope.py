@@ -126,6 +126,8 @@ def _table(
 ) -> tuple[Tensor, Tensor]:
     """cos and sin (N, R/2) of the angles at positions first, first + 1, …, in a text as long as `reach`."""
     first, length, reach = places
-    rate, stretch = rope.rates(width, reach)
-    angle = torch.arange(first, first + length, dtype=torch.float64).unsqueeze(-1) * rate
-    return (angle.cos() * stretch).to(device, dtype), (angle.sin() * stretch).to(device, dtype)
+    # The table outlives the call: made under inference mode it could never be trained with.
+    with torch.inference_mode(False):
+        rate, stretch = rope.rates(width, reach)
+        angle = torch.arange(first, first + length, dtype=torch.float64).unsqueeze(-1) * rate
+        return (angle.cos() * stretch).to(device, dtype), (angle.sin() * stretch).to(device, dtype)

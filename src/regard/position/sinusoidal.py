@@ -23,9 +23,11 @@ def sinusoids(length: int, width: int, base: float = 10000.0, device: torch.devi
     """(N, D) for positions 0, 1, …, computed in float64 so that long positions keep their phase."""
     if width % 2:
         raise ShapeError(f"sinusoids come in pairs (sin, cos), and the width is {width}; make it even")
-    rate = base ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
-    angle = torch.arange(length, device=device, dtype=torch.float64).unsqueeze(-1) * rate
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
+    # The table outlives the call: made under inference mode it could never be trained with.
+    with torch.inference_mode(False):
+        rate = base ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
+        angle = torch.arange(length, device=device, dtype=torch.float64).unsqueeze(-1) * rate
+        return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
 
 
 @dataclass(frozen=True)
