@@ -67,7 +67,7 @@ def draw_valleys(ax: Any, theme: Theme, alpha: float = 0.5) -> None:
             f"L = {name}", (L / 2, height), xytext=shift, textcoords="offset points", ha="center", color=colour, fontsize=8.5
         )
         ax.plot(float(coherence_point(far, alpha)), float(energy_between(far, alpha)), "o", color=colour, markersize=6)
-    ax.set(xlabel="x, from the query (0) to the key (L)", ylabel="φ(x)", ylim=(-0.05, 2.6), xlim=(-0.6, 3.8))
+    ax.set(xlabel="x, from the query (0) to the key (L)", ylabel="φ(x)", ylim=(-0.15, 2.6), xlim=(-0.6, 3.8))
     ax.set_title(
         f"Query and key cohere while there is one valley:\nL ≤ {coherent_length(alpha):.3f} at α = ½ (dots: coherence points)"
     )

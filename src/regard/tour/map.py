@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -158,3 +159,22 @@ def measure(tick: Callable[[], None] = lambda: None, seeds: Iterable[int] = SEED
 
 
 STEPS = len(ENTRIES) + len(TRAILS)
+
+OPEN, CLOSE = "<!-- map -->", "<!-- /map -->"
+
+
+def table(places: Iterable[Place]) -> str:
+    """The measured places as a Markdown table."""
+    lines = ["| spec | effective keys | kept off strangers | kept | leak | fooled |", "|---|--:|--:|--:|--:|--:|"]
+    for p in places:
+        spread = f"{p.effective:.2f} ± {p.effective_sd:.2f} | {p.refusal:.3f} ± {p.refusal_sd:.3f}"
+        spec = p.spec.replace("|", "\\|")
+        lines.append(f"| `{spec}` | {spread} | {p.kept:.2f} | {p.leak:.2f} | {p.fooled:.2f} |")
+    return "\n".join(lines)
+
+
+def write_table(page: Path, places: Iterable[Place]) -> None:
+    """Put the table between the page's two marks."""
+    text = page.read_text(encoding="utf-8")
+    before, rest = text.split(OPEN)
+    page.write_text(f"{before}{OPEN}\n{table(places)}\n{CLOSE}{rest.split(CLOSE)[1]}", encoding="utf-8")

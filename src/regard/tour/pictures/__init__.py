@@ -22,6 +22,9 @@ def build_all(folder: Path, screen: Screen) -> int:
     with one_thread():
         with screen.steps("two-axis map", two_axis.STEPS) as tick:
             places, trails = two_axis.measure(tick)
+        page = folder.parent / "map.md"
+        if page.exists():
+            two_axis.write_table(page, places)
         whole: list[tuple[str, Draw, tuple[float, float], Theme]] = [
             (f"{name}-{theme.name}", draw, size, theme)
             for theme in (LIGHT, DARK)

@@ -156,7 +156,7 @@ def self_conditioned(figure: Any, theme: Theme) -> None:
     q, k, v = (torch.randn(1, 1, n, D, generator=g) for n in (64, 48, 48))
     s = torch.randn(S, generator=g)
     shapes = {"w": (1, S), "U": (1, D, S), "A": (1, D, 4), "B": (4, S), "C": (1, 4, D), "W_k": (1, D, S), "W_v": (1, D, S)}
-    sizes = {"w": 0.3, "U": 0.08, "A": 0.35, "B": 0.35, "C": 0.35, "W_k": 0.8, "W_v": 0.8}
+    sizes = {"w": 0.3, "U": 0.08, "A": 0.35, "B": 0.35, "C": 0.35, "W_k": 0.35, "W_v": 0.35}
     weights = {n: torch.randn(*shape, generator=g) * sizes[n] for n, shape in shapes.items()}
     # A null slot that opens as s grows: its score is −u·s.
     weights["u"] = -(s / s.square().sum()).unsqueeze(0) * 2
