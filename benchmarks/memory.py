@@ -5,8 +5,8 @@ dispatcher, these include what a kernel allocates inside itself. The peak of the
 that the call returns, is what the call needs beside its inputs and outputs; q, k, v and the upstream gradient are made before.
 A buffer that a BLAS library packs its operands into is not seen; it does not depend on N.
 
-No N × N tensor: no single allocation, outputs aside, may reach N² bytes, so that even one bit of mask stored as a byte
-for each pair would show. Only `pointer` returns weights, N × N of them by its nature: they are its output.
+No N × N tensor: no single allocation, outputs aside, may reach N² bytes, so that even a mask with a byte for each pair would
+show (4 N² below N = 4096, where an input itself weighs N²). Only `pointer` returns weights, N × N of them by its nature: they are its output.
 """
 
 from __future__ import annotations
@@ -101,8 +101,7 @@ def _grows(bench: Bench, subject: Subject) -> Row:
         x = qkv(bench.settings, n * bench.settings.shrink, heads=subject.heads, grad=True)
         seen = footprint(trained(lambda *inputs: attend(subject, *inputs), x if subject.values else x[:2]))
         found.append(seen.peak)
-        # A short row fits into one tile, which is then as large as the whole: nothing can be said.
-        if n >= 2048 and seen.largest >= n * n:
+        if seen.largest >= n * n * pair_bytes(n):
             raise AssertionError(f"{subject.spec} at N={n} allocates {seen.largest:,} bytes at once: an N × N tensor")
     size = "" if subject.heads == 8 else f", H={subject.heads}"
     return Row(
@@ -116,6 +115,11 @@ def _grows(bench: Bench, subject: Subject) -> Row:
         unit="B",
         note=_note(subject),
     )
+
+
+def pair_bytes(length: int) -> float:
+    """What a pair weighs in the N × N tensor looked for. Short rows fit into a tile, where nothing can be told from its size."""
+    return 1 if length >= 4096 else 4 if length >= 1024 else float("inf")
 
 
 def _note(subject: Subject) -> str:
