@@ -1,0 +1,12 @@
+"""Training: one loop for one core or many hosts, configs, data, tokenizers and checkpoints."""
+
+from .checkpoint import CheckpointError, Progress, load_run
+from .config import FAMILIES, Config, ConfigError, DataConfig, OptimConfig, TrainConfig, config
+from .corpus import DataError
+from .loop import Result, TrainError, train
+from .tokenizer import Tokenizer, TokenizerError
+
+__all__ = [
+    "FAMILIES", "CheckpointError", "Config", "ConfigError", "DataConfig", "DataError", "OptimConfig", "Progress", "Result",
+    "Tokenizer", "TokenizerError", "TrainConfig", "TrainError", "config", "load_run", "train",
+]  # fmt: skip

