@@ -23,6 +23,9 @@ unit: $(READY)
 bench: $(READY)         ## measure against peers; writes benchmarks/results
 	$(BIN)/python -m benchmarks
 
+docs: $(READY)          ## draw the pictures of the docs again, and measure the map
+	$(BIN)/python -m regard.tour docs
+
 clean:
 	rm -rf $(VENV) demo .pytest_cache .ruff_cache .hypothesis
 

@@ -60,9 +60,9 @@ def draw_valleys(ax: Any, theme: Theme, alpha: float = 0.5) -> None:
         phi = -torch.logaddexp(math.log(alpha) - x * x, math.log1p(-alpha) - (far - x) ** 2)
         name = "√2" if math.sqrt(2) == L else f"{L:g}"
         ax.plot(x, phi, color=colour)
-        # Below the one valley, above the ridge between two.
+        # Above the middle of the curve; below it where the next curve would be in the way.
         height = float(-torch.logaddexp(math.log(alpha) - far**2 / 4, math.log1p(-alpha) - far**2 / 4))
-        shift = (0, -14) if math.sqrt(2) >= L else (0, 5)
+        shift = (0, -14) if L < 1 else (0, 5)
         ax.annotate(
             f"L = {name}", (L / 2, height), xytext=shift, textcoords="offset points", ha="center", color=colour, fontsize=8.5
         )

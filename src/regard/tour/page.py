@@ -16,7 +16,7 @@ body { margin: 0; background: var(--ground); color: var(--ink); font: 16px/1.6 s
 main { max-width: 64rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { margin: 0 0 .25rem; font-size: 2rem; } h2 { margin: 2.75rem 0 .5rem; font-size: 1.3rem; }
 p { max-width: 46rem; } .soft { color: var(--soft); }
-img { display: block; width: 100%; height: auto; border: 1px solid var(--line); border-radius: 8px; }
+img { display: block; width: 100%; min-width: 42rem; height: auto; }
 figure { margin: 1rem 0; } figcaption { color: var(--soft); font-size: .9rem; margin-top: .4rem; max-width: 46rem; }
 .wide { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; }
 table { border-collapse: collapse; width: 100%; font-size: .93rem; }
@@ -91,15 +91,15 @@ def _part(part: Picture | Table | Code) -> str:
     match part:
         case Picture(name, alt, caption, (width, height)):
             return (
-                f'<figure><picture><source srcset="{name}-dark.png" media="(prefers-color-scheme: dark)">'
-                f'<img src="{name}-light.png" width="{width}" height="{height}" alt="{_safe(alt)}"></picture>'
+                f'<figure><div class="wide" tabindex="0"><picture><source srcset="{name}-dark.png" media="(prefers-color-scheme: dark)">'
+                f'<img src="{name}-light.png" width="{width}" height="{height}" alt="{_safe(alt)}"></picture></div>'
                 f"<figcaption>{_safe(caption)}</figcaption></figure>"
             )
         case Table(caption, head, rows):
             top = "".join(f'<th scope="col">{_safe(x)}</th>' for x in head)
             lines = "\n".join("<tr>" + "".join(f"<td>{_cell(x, n)}</td>" for n, x in enumerate(r)) + "</tr>" for r in rows)
             return (
-                f'<figure><div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
+                f'<figure><div class="wide" tabindex="0"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
                 f"<figcaption>{_safe(caption)}</figcaption></figure>"
             )
         case Code(text):

@@ -28,7 +28,7 @@ class Screen:
         """A job of `total` steps; call what it gives after each."""
         start = time.perf_counter()
         if self.rich:
-            with need("rich.progress").Progress(transient=True) as progress:
+            with need("rich.progress").Progress(transient=True, refresh_per_second=4) as progress:
                 task = progress.add_task(title, total=total)
                 yield lambda: progress.advance(task)
         else:
