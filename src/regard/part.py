@@ -28,9 +28,11 @@ class Part:
         return SpecError(f"{self.name}({parameter}={_written(getattr(self, parameter))}): {fix}")
 
     def check_positive(self, *parameters: str) -> None:
+        """Each is a number above 0, or none or learned where its annotation says so."""
+        annotated = {f.name: str(f.type) for f in fields(self)}
         for p in parameters:
             value = getattr(self, p)
-            if value is None or value == "learned":
+            if (value is None and "None" in annotated[p]) or (value == "learned" and "Learned" in annotated[p]):
                 continue
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
                 raise self.refuse(p, f"{p} must be a number above 0")

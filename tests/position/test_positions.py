@@ -170,5 +170,7 @@ def test_places_that_do_not_exist_are_refused():
         attend(q, q, q, "learned", state=State(positions=random(3, 6)))
     with pytest.raises(ShapeError, match="width is 5"):
         attend(*(random(1, 1, 2, 5) for _ in range(3)), "sinusoidal")
+    with pytest.raises(SpecError, match="turns one pair"):
+        attend(*(random(1, 1, 2, 2) for _ in range(3)), "rope(scaling=ntk, factor=2)")
     with pytest.raises(SpecError, match="even number"):
         attend(*(random(1, 1, 2, 5) for _ in range(3)), "rope")

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from helpers import F64, agree, random
 
 from regard import Causal, State, attend, inspect
-from regard.selection.topk import keep_largest
 
 
 def test_default_is_torch_s_attention():
@@ -44,8 +43,9 @@ def test_temperature_divides_the_scores():
 
 
 def test_topk_keeps_exactly_k_and_ties_go_left():
-    scores = torch.tensor([[3.0, 1, 3, 3, 0], [5, 5, 5, 5, 5], [1, 2, 3, 4, 5]])
-    assert keep_largest(scores, 2).tolist() == [
+    scores = torch.tensor([[3.0, 1, 3, 3, 0], [5, 5, 5, 5, 5], [1, 2, 3, 4, 5]], dtype=F64)
+    rows, columns = torch.eye(3, dtype=F64).view(1, 1, 3, 3), scores.mT.view(1, 1, 5, 3)
+    assert (inspect(rows, columns, columns, "topk(2)").weights()[0, 0] > 0).tolist() == [
         [True, False, True, False, False],
         [True, True, False, False, False],
         [False, False, False, True, True],

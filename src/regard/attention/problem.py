@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import CombinationError, NumericsError, ShapeError, SpecError, StateError
-from ..geometry import Dot, Geometry
+from ..geometry import Dot, Geometry, SelfConditioned
 from ..geometry.base import Lowered, Slot, Turn, stay
 from ..position import Position
-from ..selection import Energy, Selection
+from ..selection import Energy, Monotonic, Selection
 from ..selection.wrappers import Abstain, unwrap
 from ..state import State
 from .allow import Allow, bind, rule
@@ -135,6 +135,7 @@ def pose(
         )
     ruled = rule(allow)
     ruled.check(B, H, Q, K)
+    _check_state(chosen, selection, state, q, v)
     offset = K - Q if state.offset is None else state.offset
     return Problem(q, k, v, chosen, bind(ruled, K), state, offset)
 
@@ -171,17 +172,41 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ShapeError(f"{shapes}: widths of 0 hold nothing to compare")
 
 
+def _check_state(spec: Spec, selection: Selection, state: State, q: Tensor, v: Tensor) -> None:
+    """What neither a geometry nor a selection can check, since it does not see q and v together."""
+    geometry, (B, H) = spec.geometry, q.shape[:2]
+    if isinstance(geometry, SelfConditioned) and geometry.form == "self_token" and state.self is not None:
+        W_v = state.self.weight("W_v", geometry.form)
+        if W_v.ndim == 3 and W_v.shape[1] != v.shape[-1]:
+            raise ShapeError(f"state.self weight 'W_v' is {tuple(W_v.shape)}; v has width E={v.shape[-1]}, so it is (G, E, S)")
+    if selection.carries and state.carry is not None:
+        want = (B,) if selection.name == "selective" else (B, H)
+        if state.carry.shape[:-1] != want:
+            raise ShapeError(
+                f"state.carry is {tuple(state.carry.shape)}; {selection} on q {tuple(q.shape)} carries {(*want, 'K')}: "
+                "pass the state that inspect returned for the tokens before, or none at the start"
+            )
+
+
 def check_result(out: Tensor, p: Problem) -> None:
     """Not finite in, not finite out: say which, instead of handing NaN on. One pass over the output, on CPU only."""
-    if out.device.type != "cpu" or bool(torch.isfinite(out.detach().sum())) or bool(torch.isfinite(out).all()):
+    # A hard choice among NaN scores reads a finite value, so its inputs are looked at too.
+    hides = p.inner.picks or (isinstance(p.inner, Monotonic) and p.inner.mode == "hard")
+    if out.device.type != "cpu" or all(_finite(x) for x in ((out, p.q, p.k) if hides else (out,))):
         return
     for name in ("q", "k", "v"):
         x: Tensor = getattr(p, name)
         bad = int((~torch.isfinite(x)).sum())
         if bad:
             raise NumericsError(f"{name} has {bad} of {x.numel()} values that are not finite (NaN or infinity)")
-    largest = {n: f"{float(getattr(p, n).abs().max()):.3g}" for n in ("q", "k", "v")}
+    largest = {n: f"{float(getattr(p, n).detach().abs().max()):.3g}" for n in ("q", "k", "v")}
     raise NumericsError(
         f"the scores of {p.spec} overflow {out.dtype}: the largest |q|, |k|, |v| are {', '.join(largest.values())}; "
         "normalise (cosine), scale down or use float64"
     )
+
+
+def _finite(x: Tensor) -> bool:
+    """A sum is one cheap pass; it can overflow where no value is infinite, and only then is each looked at."""
+    x = x.detach()
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())

@@ -24,6 +24,9 @@ KINDS: dict[str, dict[str, type[Part]]] = {
     "position": {**POSITIONS},
 }
 
+_LARGEST = 2**53
+"""Whole numbers up to here are exact as floats too."""
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -54,13 +57,16 @@ def parse(text: str | Spec) -> Spec:
         return text
     if not isinstance(text, str):
         raise SpecError(f"a spec is a line such as 'dot | softmax | rope', not a {type(text).__name__}")
-    return _parsed(text)
+    try:
+        return _parsed(text)
+    except RecursionError as error:
+        raise SpecError(f"cannot read {text[:200]!r}: its parts are nested too deeply") from error
 
 
 @lru_cache(maxsize=512)
 def _parsed(text: str) -> Spec:
     try:
-        tree = ast.parse(text.strip() or "softmax", mode="eval").body
+        tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise SpecError(
             f"cannot read {text[:200]!r}: write parts joined by |, as in 'cosine(temperature=0.2) | topk(4)'"
@@ -112,8 +118,10 @@ def _value(node: ast.expr, text: str, nested: bool = False) -> object:
     if nested and isinstance(node, ast.Name | ast.Call):
         return _part(node, text)
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        if isinstance(node.value, int) and node.value > _LARGEST:
+            raise SpecError(f"a number of {text[:200]!r} is larger than {_LARGEST}")
         return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.UnaryOp):
         value = _value(node.operand, text)
         if isinstance(value, int | float):
             return -value

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import ShapeError, StateError
 from ..part import Learned
 from ..state import State
 from .base import Geometry, Lowered, Turn, stay
@@ -23,11 +24,11 @@ class Cosine(Geometry):
 
     def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Tensor:
         q, k = turn(q, k)
-        return unit(q) @ unit(k).mT / self._temperature(state, q.dtype)
+        return unit(q) @ unit(k).mT / self._temperature(state, q.shape[1], q.dtype)
 
     def lower(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Lowered:
         q, k = turn(q, k)
-        temperature = self._temperature(state, q.dtype)
+        temperature = self._temperature(state, q.shape[1], q.dtype)
         if isinstance(temperature, Tensor):
             return Lowered(unit(q) / temperature, unit(k))
         return Lowered(unit(q), unit(k), 1 / temperature)
@@ -38,9 +39,14 @@ class Cosine(Geometry):
     def with_scale(self, scale: float) -> Cosine:
         return replace(self, temperature=1 / scale)
 
-    def _temperature(self, state: State, dtype: torch.dtype) -> float | Tensor:
+    def _temperature(self, state: State, heads: int, dtype: torch.dtype) -> float | Tensor:
         if self.temperature == "learned":
-            return state.tensor("temperature", str(self)).to(dtype).view(-1, 1, 1)
+            t = state.tensor("temperature", str(self))
+            if t.shape != (heads,):
+                raise ShapeError(f"state.temperature is {tuple(t.shape)}; {self} needs one number per query head, ({heads},)")
+            if not bool((t > 0).all()):
+                raise StateError(f"state.temperature is {t.detach().tolist()}; every value must be above 0")
+            return t.to(dtype).view(-1, 1, 1)
         return self.temperature
 
 

@@ -29,8 +29,8 @@ class Polynomial(Geometry):
     def __post_init__(self) -> None:
         if not isinstance(self.degree, int) or self.degree < 2 or self.degree % 2:
             raise self.refuse("degree", "the degree must be an even whole number, so that no weight is negative")
-        if not isinstance(self.constant, int | float):
-            raise self.refuse("constant", "the constant must be a number")
+        if not isinstance(self.constant, int | float) or not abs(self.constant) < float("inf"):
+            raise self.refuse("constant", "the constant must be a finite number")
 
     def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Tensor:
         return polynomial_scores(*turn(q, k), self.degree, self.constant)

@@ -47,6 +47,8 @@ class Rope(Position):
             raise self.refuse("fraction", "the fraction of a head that turns lies in (0, 1]")
         if self.scaling not in (None, *get_args(Scaling)):
             raise self.refuse("scaling", f"scaling must be one of none, {', '.join(get_args(Scaling))}")
+        if self.scaling == "llama3" and self.low >= (self.high or 4.0):
+            raise self.refuse("low", f"the ramp of llama3 goes from low up to high, so low must be below {self.high or 4.0:g}")
 
     def apply(self, x: Tensor, start: int, state: State) -> Tensor:
         return self.rotate(x, start)
@@ -58,6 +60,8 @@ class Rope(Position):
         turned = int(width * self.fraction)
         if turned % 2 or turned == 0:
             raise self.refuse("fraction", f"of a head of width {width} it turns {turned}, and pairs need an even number")
+        if turned == 2 and self.scaling in ("ntk", "dynamic"):
+            raise self.refuse("scaling", f"it stretches every pair but the first, and a head of width {width} turns one pair")
         return turned
 
     @property

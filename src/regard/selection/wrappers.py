@@ -46,6 +46,8 @@ class Abstain(Selection):
             value = getattr(self, p)
             if value is not None and (not isinstance(value, int | float) or value != value):
                 raise self.refuse(p, f"{p} must be a number")
+        if self.null_logit == float("inf"):
+            raise self.refuse("null_logit", "a slot that takes everything leaves nothing; it must be below infinity")
 
     def plain(self, scores: Tensor, given: Given) -> Tensor:
         return self.inner.plain(scores, given)
