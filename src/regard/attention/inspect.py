@@ -89,18 +89,21 @@ class Attended:
         if not isinstance(gd, GD):
             raise CombinationError(f"only gd jumps to one key; this is {p.spec}")
         index = torch.full(p.q.shape[:3], -1, device=p.q.device)
+        squared = torch.zeros(p.q.shape[:3], dtype=p.q.dtype, device=p.q.device)
         with torch.no_grad():
             for t, tile in self._tiles(None):
                 best, accepted = gd.index(tile.scores, tile.given)
                 keep = torch.ones_like(best, dtype=torch.bool) if accepted is None else accepted
                 keep = keep if tile.empty is None else keep & ~tile.empty
                 index[:, :, t.start : t.stop] = torch.where(keep, best + t.lo, -1)
+                nearest = tile.scores.gather(-1, best.unsqueeze(-1))
+                squared[:, :, t.start : t.stop] = gd.squared_length(nearest, tile.given).squeeze(-1)
             q, k = p.turn(p.q, p.k)
             if p.geometry.name == "cosine":
                 q, k = unit(q), unit(k)
             k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
             chosen = k.gather(2, index.clamp_min(0).unsqueeze(-1).expand(-1, -1, -1, k.shape[-1]))
-            return gd.jump(q, chosen, index)
+            return gd.jump(q, chosen, index, squared)
 
     @cached_property
     def _problem(self) -> Problem:

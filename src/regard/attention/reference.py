@@ -78,7 +78,7 @@ def _plain(p: Problem) -> Plain:
         empty=empty,
         slots=filled.shape[-1] - K,
         carry=p.state.carry,
-        distance_scale=geometry.distance_scale(p.q.shape[-1]),
+        distance=geometry.distance(p.q.shape[-1]),
         params=p.parameters(),
     )
     weights = p.inner.plain(filled, given)

@@ -147,7 +147,7 @@ def meaningless(spec: Spec) -> str | None:
         return (
             f"the metric acts before {position.name} turns q and k, so {position.name} would do nothing; use base=dot or alibi"
         )
-    if isinstance(selection, GD) and geometry.distance_scale(1) is None:
+    if isinstance(selection, GD) and geometry.distance(1) is None:
         return f"gd measures a distance and {geometry.name} gives none; use euclidean, rbf, cosine or trace(base=none)"
     if isinstance(selection, Energy) and geometry.name != "dot":
         return f"energy is the gradient of dot's log-sum-exp, not of {geometry.name}'s; use dot"

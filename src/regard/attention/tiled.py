@@ -92,7 +92,7 @@ class Job:
             slots=self.slots,
             carry=None if carry is None else carry[..., :columns],
             row_bias=x.get("row_bias"),
-            distance_scale=p.geometry.distance_scale(p.q.shape[-1]),
+            distance=p.geometry.distance(p.q.shape[-1]),
             params={n: x[n] for n in p.inner.needs},
         )
         if p.inner.picks and not (weigh or torch.is_grad_enabled() or self.slots or p.points or p.refusal):

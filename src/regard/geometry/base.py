@@ -87,8 +87,8 @@ class Geometry(Part, ABC):
         """The extra key that this geometry adds to each row, if it does."""
         return None
 
-    def distance_scale(self, width: int) -> float | None:
-        """c with scores = −c · distance², or None where the scores are no distance."""
+    def distance(self, width: int) -> tuple[float, float] | None:
+        """(c, top) with scores = top − c · distance², or None where the scores are no distance."""
         return None
 
     def with_scale(self, scale: float) -> Geometry | None:

@@ -33,8 +33,9 @@ class Cosine(Geometry):
             return Lowered(unit(q) / temperature, unit(k))
         return Lowered(unit(q), unit(k), 1 / temperature)
 
-    def distance_scale(self, width: int) -> float | None:
-        return None if self.temperature == "learned" else 0.5 / self.temperature
+    def distance(self, width: int) -> tuple[float, float] | None:
+        """Between unit vectors |q−k|² = 2 − 2 cos."""
+        return None if self.temperature == "learned" else (0.5 / self.temperature, 1 / self.temperature)
 
     def with_scale(self, scale: float) -> Cosine:
         return replace(self, temperature=1 / scale)

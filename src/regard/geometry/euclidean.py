@@ -25,19 +25,23 @@ class Distance(Geometry):
     """−c|q−k|²; a subclass names c."""
 
     def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Tensor:
-        return -self.distance_scale(q.shape[-1]) * squared_distance(*turn(q, k))
+        return -self.factor(q.shape[-1]) * squared_distance(*turn(q, k))
 
     def lower(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Lowered:
         q, k = turn(q, k)
-        c = self.distance_scale(q.shape[-1])
+        c = self.factor(q.shape[-1])
         # A common shift of q and k changes no distance, and keeps |k|² small enough not to drown the cross term.
         centre = k.detach().mean(-2, keepdim=True)
         k = k - centre
         q = q - centre.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         return Lowered(q, k, 2 * c, -c * k.square().sum(-1), lambda: -c * q.square().sum(-1))
 
+    def distance(self, width: int) -> tuple[float, float]:
+        return self.factor(width), 0.0
+
     @abstractmethod
-    def distance_scale(self, width: int) -> float: ...
+    def factor(self, width: int) -> float:
+        """c for vectors of this width."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Euclidean(Distance):
     def __post_init__(self) -> None:
         self.check_positive("scale")
 
-    def distance_scale(self, width: int) -> float:
+    def factor(self, width: int) -> float:
         return self.scale or width**-0.5
 
     def with_scale(self, scale: float) -> Euclidean:
@@ -63,7 +67,7 @@ class Rbf(Distance):
     def __post_init__(self) -> None:
         self.check_positive("gamma")
 
-    def distance_scale(self, width: int) -> float:
+    def factor(self, width: int) -> float:
         return self.gamma or 1 / width
 
     def with_scale(self, scale: float) -> Rbf:

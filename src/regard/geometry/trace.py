@@ -81,8 +81,8 @@ class Trace(Geometry):
             metric = (q_m @ (strength * a).repeat_interleave(group, dim=-3), k_m @ b)
         return Lowered(torch.cat([q_t, metric[0]], -1), torch.cat([k_t, metric[1]], -1), scale, key_bias, row_bias)
 
-    def distance_scale(self, width: int) -> float | None:
-        return self.gamma if self.base is None and self.gamma > 0 else None
+    def distance(self, width: int) -> tuple[float, float] | None:
+        return (self.gamma, 0.0) if self.base is None and self.gamma > 0 else None
 
     def idle(self, state: State) -> bool:
         tensors = self._tensors(state)

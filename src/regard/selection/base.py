@@ -32,7 +32,8 @@ class Given:
     """What earlier rows left behind, for a selection that carries."""
     row_bias: Tensor | None = None
     """(B, H, R), what the scores lack to be the geometry's own."""
-    distance_scale: float | None = None
+    distance: tuple[float, float] | None = None
+    """(c, top) with scores = top − c · distance², where the geometry is a distance."""
     params: Mapping[str, Tensor] = field(default_factory=lambda: dict[str, Tensor]())
 
 

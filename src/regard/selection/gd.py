@@ -131,23 +131,27 @@ class GD(Selection):
 
     def squared_length(self, scores: Tensor, given: Given) -> Tensor:
         """βL², the squared distance that the energy sees."""
-        if given.distance_scale is None:
+        if given.distance is None:
             raise CombinationError("gd measures the distance from query to key, and this geometry gives none")
         full = scores if given.row_bias is None else scores + given.row_bias.unsqueeze(-1)
-        return (full * (-self.beta / given.distance_scale)).clamp_min(0)
+        c, top = given.distance
+        return (full - top).mul(-self.beta / c).clamp_min(0) if top else (full * (-self.beta / c)).clamp_min(0)
 
     def accepts(self, squared: Tensor) -> Tensor:
         return squared * self.coherence <= coherent_length(self.alpha) ** 2 * (1 + 1e-6)
 
-    def jump(self, q: Tensor, chosen: Tensor, index: Tensor) -> Jump:
-        """The whole story of one choice: q (…, D), the chosen keys (…, D) and their index, −1 where refused."""
-        there = (index >= 0).unsqueeze(-1)
-        step = torch.where(there, chosen - q, 0)
-        distance = torch.linalg.vector_norm(step, dim=-1)
-        direction = step / distance.clamp_min(torch.finfo(q.dtype).tiny).unsqueeze(-1)
-        L = distance * self.beta**0.5
-        along = coherence_point(L, self.alpha) / self.beta**0.5
-        bound = coherent_length(self.alpha) ** 2
-        coherence = torch.where(there.squeeze(-1), bound / L.square(), 0)
-        energy = torch.where(there.squeeze(-1), energy_between(L, self.alpha), 0)
-        return Jump(index, distance, direction, torch.where(there, q + along.unsqueeze(-1) * direction, 0), energy, coherence)
+    def jump(self, q: Tensor, chosen: Tensor, index: Tensor, squared: Tensor) -> Jump:
+        """The story of one choice: q (…, D), the chosen keys (…, D), their index (−1 where refused) and βL² (…)."""
+        there = index >= 0
+        step = torch.where(there.unsqueeze(-1), chosen - q, 0)
+        L = torch.where(there, squared, 0).sqrt()
+        tiny = torch.finfo(q.dtype).tiny
+        along = (coherence_point(L, self.alpha) / L.clamp_min(tiny)).unsqueeze(-1)
+        return Jump(
+            index=index,
+            distance=L / self.beta**0.5,
+            direction=step / torch.linalg.vector_norm(step, dim=-1, keepdim=True).clamp_min(tiny),
+            point=torch.where(there.unsqueeze(-1), q + along * step, 0),
+            energy=torch.where(there, energy_between(L, self.alpha), 0),
+            coherence=torch.where(there, coherent_length(self.alpha) ** 2 / squared, 0),
+        )
