@@ -1,7 +1,12 @@
-"""Transformers that take any attention spec, layer by layer."""
+"""Transformers that take any attention spec, layer by layer, and the models they are compared with."""
 
 from .base import Look, Model, Output
+from .bert import Bert, BertConfig, mean_pooled
 from .gpt2 import GPT2, GPT2Config
 from .llama import Llama, LlamaConfig
+from .t5 import T5, T5Config
 
-__all__ = ["GPT2", "GPT2Config", "Llama", "LlamaConfig", "Look", "Model", "Output"]
+__all__ = [
+    "GPT2", "T5", "Bert", "BertConfig", "GPT2Config", "Llama", "LlamaConfig", "Look", "Model", "Output", "T5Config",
+    "mean_pooled",
+]  # fmt: skip

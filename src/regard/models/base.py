@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -104,8 +104,17 @@ class Walk:
         )
 
 
+Step = Callable[[Tensor, Seat], tuple[Tensor, Cache | None, Attended | None]]
+"""A block, or anything that is called as one."""
+
+
 def walk(
-    blocks: nn.ModuleList, x: Tensor, rule: Allow, caches: Sequence[Cache] | None, states: States, look: Look | None
+    blocks: nn.ModuleList | Sequence[Step],
+    x: Tensor,
+    rule: Allow,
+    caches: Sequence[Cache] | None,
+    states: States,
+    look: Look | None,
 ) -> Walk:
     """x through every block in turn."""
     look = look or Look()

@@ -18,24 +18,26 @@ from ..nn import Attention, Cache
 from ..position import NoPosition, Position
 from ..state import State
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu_tanh"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "swiglu": F.silu,
+    "geglu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+_GATED = ("swiglu", "geglu_tanh")
 
 
 class FeedForward(nn.Module):
-    """down(act(up x)); with SwiGLU, down(silu(gate x) · up x)."""
+    """down(act(up x)); gated (SwiGLU, GEGLU), down(act(gate x) · up x)."""
 
     def __init__(self, width: int, hidden: int, activation: Activation = "gelu", bias: bool = True) -> None:
         super().__init__()
         if activation not in _ACTIVATIONS:
             raise SpecError(f"activation={activation!r} is not one of {', '.join(_ACTIVATIONS)}")
         self.up = nn.Linear(width, hidden, bias=bias)
-        self.gate = nn.Linear(width, hidden, bias=bias) if activation == "swiglu" else None
+        self.gate = nn.Linear(width, hidden, bias=bias) if activation in _GATED else None
         self.down = nn.Linear(hidden, width, bias=bias)
         self.act = _ACTIVATIONS[activation]
 

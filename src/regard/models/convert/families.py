@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from . import gpt2, llama
+from . import bert, gpt2, llama, t5
 from .family import Family
 
-FAMILIES: dict[str, Family] = {"gpt2": gpt2.FAMILY, "llama": llama.FAMILY}
+FAMILIES: dict[str, Family] = {
+    "gpt2": gpt2.FAMILY,
+    "llama": llama.FAMILY,
+    "bert": bert.FAMILY,
+    "t5": t5.FAMILY,
+}

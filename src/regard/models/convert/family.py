@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ class Family:
     model: type[Model]
     model_types: tuple[str, ...]
     """What Hugging Face calls it in config.json."""
-    read: Callable[[Fields], Any]
-    """Their fields to our frozen config."""
+    read: Callable[[Fields, Collection[str]], Any]
+    """Their fields, and the names of the tensors that are there, to our frozen config."""
     write: Callable[[Any], Mapping[str, Any]]
     """Our config to their fields; refuses what they cannot express."""
     layout: Callable[[Any], Layout]

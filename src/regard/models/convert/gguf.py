@@ -149,7 +149,8 @@ class GGUF:
 def load_gguf(path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Model:
     file = GGUF(path)
     config, permuted = read_config(file)
-    return fill(build(changed(config, changes)), layout(config, permuted), file, dtype)
+    where = layout(config, permuted)
+    return fill(build(changed(config, changes), where), where, file, dtype)
 
 
 def read_config(file: GGUF) -> tuple[LlamaConfig, bool]:

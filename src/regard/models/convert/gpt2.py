@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from ...errors import CheckpointError
@@ -35,7 +36,7 @@ def layout(config: GPT2Config) -> Layout:
     )
 
 
-def read(c: Fields) -> GPT2Config:
+def read(c: Fields, names: Collection[str]) -> GPT2Config:
     for key, usual in (
         ("scale_attn_weights", True),
         ("scale_attn_by_inverse_layer_idx", False),

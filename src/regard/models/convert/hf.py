@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -61,27 +61,29 @@ def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, Any]) ->
     own = c.part("regard") or Fields({}, c.origin)
     if own.size("version", VERSION) > VERSION:
         raise own.refuse("version", f"this regard reads {VERSION}; install a newer one")
-    config, layout_of = _read_config(c, own)
-    config = changed(config, {**({"attention": own.values["attention"]} if "attention" in own else {}), **changes})
     with ExitStack() as stack:
         stored = Tensors(_shards(folder), stack, folder.name)
+        config, layout_of = _read_config(c, own, stored.shapes)
+        config = changed(config, {**({"attention": own.values["attention"]} if "attention" in own else {}), **changes})
         if getattr(config, "depth", 0) > len(stored.shapes):
             raise CheckpointError(f"{folder.name}: {config.depth} layers in config.json, {len(stored.shapes)} tensors in all")
-        model = fill(build(config), layout_of(config), stored, dtype)
-        if (folder / OWN).is_file() and own_names(model):
+        layout = layout_of(config)
+        model = fill(build(config, layout), layout, stored, dtype)
+        own_here = own_names(model, layout)
+        if (folder / OWN).is_file() and own_here:
             kept = Tensors(folder / OWN, stack, OWN)
-            for name in own_names(model):
+            for name in own_here:
                 if kept.shapes.get(name) == tuple(model.get_parameter(name).shape):
                     model.get_parameter(name).data.copy_(kept.read(name))
     return model.to(dtype)
 
 
-def _read_config(c: Fields, own: Fields) -> tuple[Any, Callable[[Any], Layout]]:
+def _read_config(c: Fields, own: Fields, names: Collection[str]) -> tuple[Any, Callable[[Any], Layout]]:
     if "family" in own and own.values["family"] in native.CONFIGS:
         return native.read(own), native.layout
     kinds = {kind: family for family in FAMILIES.values() for kind in family.model_types}
     family = kinds[c.word("model_type", tuple(kinds))]
-    return family.read(c), family.layout
+    return family.read(c, names), family.layout
 
 
 def _shards(folder: Path) -> Mapping[str, Path] | Path:
@@ -106,16 +108,17 @@ def save_folder(model: Model, folder: Path) -> None:
     own: dict[str, Any] = {"version": VERSION, "family": model.family}
     if model.family in FAMILIES:
         family = FAMILIES[model.family]
-        whole, tensors = dict(family.write(c)), spread(model, family.layout(c))
+        whole, layout = dict(family.write(c)), family.layout(c)
         own["attention"] = c.attention
     else:
-        whole, tensors = {"model_type": f"regard-{model.family}"}, spread(model, native.layout(c))
+        whole, layout = {"model_type": f"regard-{model.family}"}, native.layout(c)
         own["config"] = native.write(c)
+    tensors = spread(model, layout)
     dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors.values()}
     whole |= {"dtype": dtypes.pop() if len(dtypes) == 1 else "float32", "regard": own}
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
-    kept = {n: model.get_parameter(n).detach().clone() for n in own_names(model) if n not in tensors}
+    kept = {n: model.get_parameter(n).detach().clone() for n in own_names(model, layout)}
     if kept:
         write_atomically(folder / OWN, lambda path: save_file(kept, path, metadata={"format": "pt"}))
     # The configuration comes last: a folder that has one has everything.

@@ -103,16 +103,16 @@ class Memory:
         return self.tensors[name]
 
 
-def build(config: Any) -> Model:
+def build(config: Any, layout: Layout) -> Model:
     """The model without its numbers; real ones only where a spec trains tensors of its own, which start at their defaults."""
     with torch.device("meta"):
         model: Model = config.build()
-    return config.build() if own_names(model) else model
+    return config.build() if own_names(model, layout) else model
 
 
-def own_names(model: nn.Module) -> list[str]:
-    """Parameters that an attention spec asked for; no foreign layout has a place for most of them."""
-    return [name for name, _ in model.named_parameters() if ".trained." in name]
+def own_names(model: nn.Module, layout: Layout) -> list[str]:
+    """Parameters that an attention spec asked for and a foreign layout has no place for."""
+    return [n for n, _ in model.named_parameters() if ".trained." in n and layout.place(n) is None]
 
 
 def fill(model: Model, layout: Layout, stored: Stored, dtype: torch.dtype) -> Model:

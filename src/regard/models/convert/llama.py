@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 from ...errors import CheckpointError
@@ -37,7 +38,7 @@ def layout(config: LlamaConfig, interleaved: bool = False) -> Layout:
     )
 
 
-def read(c: Fields) -> LlamaConfig:
+def read(c: Fields, names: Collection[str]) -> LlamaConfig:
     c.word("hidden_act", ("silu",), "silu")
     kind = c.word("model_type", tuple(CLASSES))
     depth, heads, context = c.size("num_hidden_layers"), c.size("num_attention_heads"), c.size("max_position_embeddings", 2048)

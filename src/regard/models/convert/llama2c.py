@@ -74,7 +74,8 @@ def load_bin(path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Mode
             tensors |= {f"model.layers.{i}.{LAYERED[name]}.weight": whole[i] for i in range(c.depth)}
         elif name in ALONE:
             tensors[ALONE[name]] = whole
-    return fill(build(changed(c, changes)), layout(c, interleaved=True), Memory(tensors, path.name), dtype)
+    where = layout(c, interleaved=True)
+    return fill(build(changed(c, changes), where), where, Memory(tensors, path.name), dtype)
 
 
 def read_header(path: Path) -> Header:
