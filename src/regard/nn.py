@@ -6,21 +6,23 @@ The cache is state in, state out: `out, cache = attention.step(x, cache)`. Step 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .attention.allow import Allow
+from .attention.allow import All, Allow, Causal
+from .attention.fused import one_row
 from .attention.inspect import Attended, inspect
 from .attention.operator import attend, run
 from .attention.problem import pose
 from .attention.spec import Spec, parse
 from .errors import CombinationError, ShapeError
-from .geometry import SelfConditioned
+from .geometry import Dot, SelfConditioned
 from .position import NoPosition, Relative, Rope
-from .selection import Energy, Hopfield
+from .selection import Energy, Hopfield, Softmax
 from .selection.wrappers import unwrap
 from .state import Additive, Self, State
 
@@ -116,19 +118,48 @@ class Attention(nn.Module):
         if isinstance(self.inner, Energy):
             raise CombinationError("energy moves a token by what later tokens do, so it cannot be decoded step by step")
         q, k, v = self._project(x, x)
-        cache = cache or Cache()
-        spec = self.spec
-        if self._turns_early:
-            q, k = (spec.position.apply(y, len(cache), State()) for y in (q, k))
-            spec = Spec(spec.geometry, spec.selection, NoPosition())
-        cache = cache.grown(k, k if v is None else v)
-        whole = replace(self.state(state), carry=cache.carry)
-        problem = pose(q, cache.keys(), cache.values(), spec, (None, None, None), allow, whole)
-        out, carry = run(problem)
-        return self.joined(out), cache if carry is None else replace(cache, carry=carry)
+        cache = Cache() if cache is None else cache
+        if self.turns_early:
+            q, k = (self.spec.position.apply(y, len(cache), State()) for y in (q, k))
+        out, cache = self.meet(q, k, v, cache, allow=allow, state=state)
+        return self.joined(out), cache
 
-    @property
-    def _turns_early(self) -> bool:
+    def meet(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        cache: Cache,
+        *,
+        allow: Allow | Tensor | None = None,
+        state: State | None = None,
+    ) -> tuple[Tensor, Cache]:
+        """`step` between its projections, for callers with their own: heads in, heads out.
+
+        Where `turns_early` says so, q and k come turned.
+        """
+        cache = cache.grown(k, k if v is None else v)
+        if self.bare and q.shape[2] == 1 and (allow is None or isinstance(allow, Causal | All)):
+            # One token after the others is what decoding does all day: the call that the plan would come to, at once.
+            return one_row(q, cache.keys(), cache.values(), cast(Dot, self.spec.geometry).scale_for(self.head_width)), cache
+        whole = replace(self.state(state), carry=cache.carry)
+        problem = pose(q, cache.keys(), cache.values(), self.met, (None, None, None), allow, whole)
+        out, carry = run(problem)
+        return out, cache if carry is None else replace(cache, carry=carry)
+
+    @cached_property
+    def met(self) -> Spec:
+        """What is left of the spec for heads that are turned already."""
+        return Spec(self.spec.geometry, self.spec.selection, NoPosition()) if self.turns_early else self.spec
+
+    @cached_property
+    def bare(self) -> bool:
+        """True when nothing but a scaled dot product and a softmax is left to do."""
+        plain = isinstance(self.spec.geometry, Dot) and self.spec.selection == Softmax()
+        return plain and isinstance(self.met.position, NoPosition)
+
+    @cached_property
+    def turns_early(self) -> bool:
         """True when keys may be cached as RoPE turned them: nothing looks at them, or moves them, before it turns."""
         moves = isinstance(self.inner, Hopfield) and self.inner.steps > 1
         content_only = self.spec.geometry.name not in ("trace", "self_conditioned")

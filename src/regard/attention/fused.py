@@ -42,13 +42,20 @@ def is_causal(p: Problem) -> bool:
 
 def sdpa(p: Problem, low: Lowered) -> Tensor:
     """torch's own call. One query meets every key, so its group's heads can stand as rows and no key is repeated."""
-    B, H, G, Q, _, D, E = p.sizes
+    _, H, G, Q, _, D, E = p.sizes
     v = F.pad(p.v, (0, D - E)) if E < D else p.v
-    if Q == 1 and H != G and (not is_causal(p)):
-        out = F.scaled_dot_product_attention(low.q.view(B, G, H // G, -1), low.k, v, scale=low.scale)
-        return out.view(B, H, 1, -1)[..., :E]
+    if Q == 1:
+        return one_row(low.q, low.k, v, low.scale)[..., :E]
     out = F.scaled_dot_product_attention(low.q, low.k, v, is_causal=is_causal(p), scale=low.scale, enable_gqa=H != G)
     return out[..., :E]
+
+
+def one_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """One query per head against every key."""
+    (B, H, _, D), G = q.shape, k.shape[1]
+    if H == G:
+        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+    return F.scaled_dot_product_attention(q.reshape(B, G, H // G, D), k, v, scale=scale).view(B, H, 1, -1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,11 +2,12 @@
 
 from .base import Look, Model, Output
 from .bert import Bert, BertConfig, mean_pooled
+from .generate import Generated, Sampling, generate, perplexity
 from .gpt2 import GPT2, GPT2Config
 from .llama import Llama, LlamaConfig
 from .t5 import T5, T5Config
 
 __all__ = [
-    "GPT2", "T5", "Bert", "BertConfig", "GPT2Config", "Llama", "LlamaConfig", "Look", "Model", "Output", "T5Config",
-    "mean_pooled",
+    "GPT2", "T5", "Bert", "BertConfig", "GPT2Config", "Generated", "Llama", "LlamaConfig", "Look", "Model", "Output", "Sampling",
+    "T5Config", "generate", "mean_pooled", "perplexity",
 ]  # fmt: skip

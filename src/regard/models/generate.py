@@ -180,7 +180,9 @@ def _rows(prompt: Prompt, tokenizer: Speaks | None, model: Model) -> list[list[i
 
 def _groups(model: Model, prompts: list[list[int]]) -> list[list[int]]:
     """Rows that may run together: all of them, or those of one length where padding would move a token."""
-    if not isinstance(model, GPT2) and getattr(model, "family", "") != "llama" or not all(_paddable(m) for m in model.modules()):
+    if (not isinstance(model, GPT2) and getattr(model, "family", "") != "llama") or not all(
+        _paddable(m) for m in model.modules()
+    ):
         lengths = sorted({len(p) for p in prompts})
         return [[i for i, p in enumerate(prompts) if len(p) == n] for n in lengths]
     return [list(range(len(prompts)))]

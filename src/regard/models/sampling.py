@@ -45,7 +45,9 @@ class Sampling:
         self._check(self.logprobs is None or 0 <= self.logprobs <= 100, "logprobs", "0 to 100, or None")
         cuts = [n for n in ("top_k", "top_p", "min_p") if getattr(self, n) is not None]
         if self.temperature == 0 and cuts:
-            raise SpecError(f"{cuts[0]}={getattr(self, cuts[0])} does nothing at temperature 0, which is greedy: set a temperature")
+            raise SpecError(
+                f"{cuts[0]}={getattr(self, cuts[0])} does nothing at temperature 0, which is greedy: set a temperature"
+            )
 
     def _check(self, holds: bool, name: str, fix: str) -> None:
         if not holds:

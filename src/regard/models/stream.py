@@ -12,8 +12,6 @@ from torch import Tensor
 from .sampling import Sampling
 
 Ending = Literal["stop", "length", "interrupted"]
-TAIL = 16
-"""Tokens that are decoded anew for the next piece of text. A piece depends on its neighbours, not on the whole."""
 
 
 class Speaks(Protocol):
@@ -54,9 +52,6 @@ class Stream:
         self.ending: Ending | None = None
         self.stop_ids = {*sampling.stop_ids, *(() if tokenizer is None else tokenizer.eos_ids)}
         self.ready, self.told = "", 0
-        self.kept = 0
-        """Tokens whose text stands in `ready` for good."""
-        self.settled = ""
 
     def push(self, token: int, logits: Tensor, last: bool) -> None:
         """Take one more token; a row that has ended takes none."""
@@ -95,14 +90,7 @@ class Stream:
         """Decode what is new, and look for a stop text in it."""
         if self.tokenizer is None:
             return
-        if len(self.tokens) - self.kept > 2 * TAIL:
-            # Text before the tail is settled: decode the tail alone and beside one token more, to keep its leading space.
-            head = self.tokens[self.kept : -TAIL]
-            both, tail = self.tokenizer.decode(self.tokens[self.kept :]), self.tokenizer.decode(self.tokens[-TAIL:])
-            if both.endswith(tail) and not tail.startswith("\ufffd"):
-                self.settled += both[: len(both) - len(tail)]
-                self.kept += len(head)
-        self.ready = self.settled + self.tokenizer.decode(self.tokens[self.kept :])
+        self.ready = self.tokenizer.decode(self.tokens)
         found = [at for at in (self.ready.find(x) for x in self.sampling.stop) if at >= 0]
         if found:
             self.ready = self.ready[: min(found)]

@@ -1,0 +1,82 @@
+"""int8 weights: close to the float ones, in both kernels, and a quarter of the bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from regard.errors import SpecError
+from regard.models import GPT2Config, LlamaConfig, generate
+from regard.models.decode import prepare
+from regard.models.generate import Sampling, logits_of
+from regard.models.layouts import FEW, Float, Int8
+
+LLAMA = LlamaConfig(vocabulary=97, width=64, depth=2, heads=4, key_heads=2, hidden=96)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, FEW, FEW + 1])
+@pytest.mark.parametrize(("inside", "outside"), [(48, 32), (32, 96)])
+@pytest.mark.parametrize("bias", [False, True])
+@torch.no_grad()
+def test_float_layouts_multiply_like_the_layers_they_join(rows: int, inside: int, outside: int, bias: bool):
+    torch.manual_seed(0)
+    linears = [nn.Linear(inside, outside, bias=bias), nn.Linear(inside, 16, bias=bias)]
+    x = torch.randn(rows, inside)
+    torch.testing.assert_close(Float(linears)(x), torch.cat([f(x) for f in linears], -1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(Float(linears[:1])(x), linears[0](x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize("packed", [True, False])
+@torch.no_grad()
+def test_int8_error_is_that_of_rounding_the_weights_alone(rows: int, packed: bool):
+    torch.manual_seed(0)
+    linear = nn.Linear(128, 64)
+    x = torch.randn(rows, 128) * torch.linspace(0.01, 20, 128)  # a few large activations, as trained models have
+    layer = Int8([linear])
+    scale = linear.weight.abs().amax(1, keepdim=True) / 127
+    rounded = (linear.weight / scale).round() * scale
+    wanted = nn.functional.linear(x, rounded, linear.bias)
+    if not packed:
+        layer.packed, layer.values, layer.scale = None, (linear.weight / scale).round().to(torch.int8), scale.squeeze(1)
+    error = float((layer(x) - wanted).abs().max() / wanted.abs().max())
+    assert error < (1e-3 if packed and layer.packed is not None else 2e-2)
+
+
+@torch.no_grad()
+def test_int8_of_zeros_is_zero():
+    assert torch.equal(Int8([nn.Linear(16, 8, bias=False)])(torch.zeros(2, 16)), torch.zeros(2, 8))
+
+
+def test_int8_logits_stay_near_float_logits():
+    torch.manual_seed(0)
+    model = LLAMA.build().eval()
+    tokens = list(range(20))
+    exact, coarse = logits_of(model, tokens), logits_of(model, tokens, weights="int8")
+    assert float((exact - coarse).abs().max()) < 0.05 * float(exact.abs().max())
+    assert not torch.equal(exact, coarse)
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2Config(vocabulary=97, width=64, depth=2, heads=4, context=64)])
+def test_int8_decoding_equals_int8_over_the_whole_text(config: LlamaConfig | GPT2Config):
+    torch.manual_seed(0)
+    model = config.build().eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.15) if p.ndim > 1 else None
+    out = generate(model, [1, 2, 3], Sampling(max_tokens=6, logprobs=0), weights="int8")
+    text = [1, 2, 3, *out.tokens[0]]
+    rates = torch.log_softmax(logits_of(model, text, weights="int8"), -1)
+    whole = [float(rates[2 + i, t]) for i, t in enumerate(out.tokens[0])]
+    assert out.logprobs is not None
+    assert out.logprobs[0] == pytest.approx(whole, abs=2e-2)
+
+
+def test_int8_reads_a_quarter_of_the_bytes():
+    model = LLAMA.build()
+    assert prepare(model, "int8").nbytes * 4 == prepare(model).nbytes
+
+
+def test_unknown_weights_name_the_choices():
+    with pytest.raises(SpecError, match=r"float32.*int8"):
+        prepare(LLAMA.build(), "int4")  # type: ignore[arg-type]
