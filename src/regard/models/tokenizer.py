@@ -125,8 +125,8 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     if path.is_dir() and (path / "tokenizer.json").is_file():
         return from_folder(path)
     # A llama2.c model is a file, and its tokenizer stands beside it.
-    binary = path / "tokenizer.bin" if path.is_dir() else path
-    binary = binary if binary.name.startswith("tok") else binary.parent / "tokenizer.bin"
+    binary = path / "tokenizer.bin" if path.suffix != ".bin" or path.is_dir() else path
+    binary = binary if binary.name.startswith("tok") else path.parent / "tokenizer.bin"
     if binary.is_file():
         return Tokenizer(read_tokenizer_bin(binary), Specials(bos=1, eos=2, unknown=0, add_bos=True))
     raise CheckpointError(f"{path.name}: it has no tokenizer.json and no tokenizer.bin")

@@ -34,7 +34,7 @@ def load(source: str | Path, *, dtype: torch.dtype = torch.float32, **changes: A
         return load_bin(path, dtype, changes)
     if path.is_file():
         raise CheckpointError(f"{path.name}: a checkpoint is a folder with config.json, a .gguf file or a llama2.c .bin")
-    if path.suffix in (".gguf", ".bin") or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source)):
+    if path.suffix in (".gguf", ".bin") or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", str(source)):
         raise CheckpointError(f"{source}: there is no such file or folder")
     from .hf import fetch, load_folder
 

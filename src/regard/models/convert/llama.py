@@ -42,15 +42,17 @@ def read(c: Fields, names: Collection[str]) -> LlamaConfig:
     c.word("hidden_act", ("silu",), "silu")
     kind = c.word("model_type", tuple(CLASSES))
     depth, heads, context = c.size("num_hidden_layers"), c.size("num_attention_heads"), c.size("max_position_embeddings", 2048)
+    width = c.size("hidden_size")
+    head_width = c.size("head_dim", max(width // heads, 1))
     bias: bool | Literal["qkv"] = "qkv" if kind == "qwen2" else kind == "llama" and c.flag("attention_bias", False)
     return LlamaConfig(
         vocabulary=c.size("vocab_size"),
-        width=c.size("hidden_size"),
+        width=width,
         depth=depth,
         heads=heads,
         key_heads=c.size("num_key_value_heads", heads),
         hidden=c.size("intermediate_size"),
-        head_width=c.size("head_dim") if "head_dim" in c else None,
+        head_width=None if head_width * heads == width else head_width,
         rope=read_rope(c, context),
         eps=c.number("rms_norm_eps", 1e-6),
         tied=c.flag("tie_word_embeddings", False),

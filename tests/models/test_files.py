@@ -1,0 +1,363 @@
+"""Damaged, hostile and odd files: an error that names what is wrong, never a crash and never an allocation."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from tiny import DECODERS, both, llama, near, tokens
+
+from regard import CheckpointError
+from regard.models import GPT2Config, Llama, LlamaConfig
+from regard.models.convert import load, save
+from regard.models.convert.gguf import GGUF
+from regard.models.convert.layout import Place
+from regard.nn import Attention
+
+SMALL = LlamaConfig(vocabulary=31, width=16, depth=2, heads=4, key_heads=2, hidden=23, context=12)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    SMALL.build().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def retensor(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.pop(NORM), f"lacks {NORM}"),
+        (lambda t: t.update({"model.layers.7.odd.weight": torch.zeros(2)}), "nothing here to fill with model.layers.7.odd"),
+        (lambda t: t.update({NORM: torch.zeros(17)}), rf"{NORM} is \(17,\), and the configuration asks for \(16,\)"),
+        (lambda t: t.update({NORM: torch.zeros(16, dtype=torch.int32)}), f"{NORM} holds torch.int32"),
+    ],
+)
+def test_a_tensor_too_few_too_many_or_misshapen_is_named(change: Any, says: str, folder: Path) -> None:
+    retensor(folder, change)
+    with pytest.raises(CheckpointError, match=says):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"hidden_size": -16}, "hidden_size is -16"),
+        ({"vocab_size": 10**18}, "vocab_size is 1000000000000000000"),
+        ({"num_hidden_layers": 10**8}, "100000000 layers"),
+        ({"hidden_size": "16"}, "hidden_size is '16'"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_act": "tanh"}, "hidden_act is 'tanh'"),
+        ({"model_type": "mamba"}, "model_type is 'mamba'; known here: gpt2, llama"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"vocab_size": 1 << 29}, "embed_tokens"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope'"),
+        ({"regard": {"version": 99}}, "newer"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_by_field(changes: dict[str, Any], says: str, folder: Path) -> None:
+    edit(folder, **changes)
+    with pytest.raises(CheckpointError, match=says):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '{"a": ' * 5000])
+def test_a_config_that_is_no_object_is_refused(text: str, folder: Path) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 8, 60, 5000])
+def test_truncated_safetensors_are_refused(keep: int, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        load(folder)
+
+
+def test_safetensors_with_an_absurd_header_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        load(folder)
+
+
+def test_pickle_is_never_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="pickle"):
+        load(folder)
+
+
+def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
+    theirs = llama()
+    theirs.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    x = tokens(1, 5)
+    with torch.no_grad():
+        near(load(tmp_path).eval()(x).logits * 100, theirs.eval()(input_ids=x).logits * 100)
+
+
+@pytest.mark.parametrize("file", ["../model/model.safetensors", "/etc/passwd", "missing.safetensors", 7])
+def test_an_index_cannot_point_outside_its_folder(file: object, folder: Path) -> None:
+    names = list(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").rename(folder / "x.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, file)}))
+    with pytest.raises(CheckpointError, match=r"no safetensors file of this folder|not a whole safetensors"):
+        load(folder)
+
+
+def test_specs_and_their_trained_tensors_come_back(tmp_path: Path) -> None:
+    lines = ("cosine(temperature=learned) | softmax", "dot | entmax(learned) | alibi")
+    model = LlamaConfig(**{**vars(SMALL), "attention": lines}).build()
+    with torch.no_grad():
+        model.blocks[0].attention.trained["temperature"].fill_(0.3)
+    save(model, tmp_path)
+    again = load(tmp_path)
+    assert again.config == model.config
+    x = tokens(1, 7) % 31
+    with torch.no_grad():
+        assert torch.equal(again.eval()(x).logits, model.eval()(x).logits)
+
+
+def test_attention_may_be_changed_on_the_way_in_and_nothing_unknown(folder: Path) -> None:
+    assert str(load(folder, attention="entmax(1.7)").blocks[1].attention.spec.selection) == "entmax(alpha=1.7)"  # type: ignore[index, union-attr]
+    with pytest.raises(CheckpointError, match="did you mean attention"):
+        load(folder, atention="entmax(1.5)")
+
+
+def test_a_failed_save_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (folder / "model.safetensors").read_bytes()
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("regard.models.convert.hf.save_file", fail)
+    with pytest.raises(OSError, match="full"):
+        SMALL.build().save_pretrained(folder)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert not [p for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def test_what_hugging_face_cannot_express_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="bias=False"):
+        GPT2Config(vocabulary=31, width=16, depth=1, heads=2, bias=False).build().save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("source", ["no/such/folder/here", "missing.gguf", "./missing"])
+def test_a_source_that_is_not_there_is_said(source: str) -> None:
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        load(source)
+
+
+def test_a_hub_name_that_cannot_be_fetched_says_that_a_folder_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(CheckpointError, match="a folder with config"):
+        load("somebody/model")
+
+
+def test_a_file_of_another_family_is_refused_by_class(tmp_path: Path) -> None:
+    both(DECODERS["gpt2"], tmp_path)
+    with pytest.raises(TypeError, match="holds a GPT2, not a Llama"):
+        Llama.from_pretrained(tmp_path)
+
+
+# GGUF
+
+
+def interleaved(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """llama.cpp's order of the rows of q and k."""
+    return x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def write_gguf(path: Path, kind: str = "llama", **metadata: int) -> Llama:
+    """A tiny model in the layout that llama.cpp's converter writes."""
+    import gguf
+
+    bias = "qkv" if kind == "qwen2" else False
+    model = LlamaConfig(**{**vars(SMALL), "width": 32, "hidden": 64, "tied": False, "attention_bias": bias}).build()
+    c, writer = model.config, gguf.GGUFWriter(path, kind)
+    writer.add_block_count(c.depth)
+    writer.add_embedding_length(c.width)
+    writer.add_head_count(c.heads)
+    writer.add_head_count_kv(c.key_heads)
+    writer.add_feed_forward_length(c.hidden)
+    writer.add_layer_norm_rms_eps(c.eps)
+    writer.add_context_length(c.context)
+    for name, value in metadata.items():
+        writer.add_uint32(f"{kind}.{name}", value)
+    names = {"attention.q": "attn_q", "attention.k": "attn_k", "attention.v": "attn_v", "attention.out": "attn_output",
+             "ffn.gate": "ffn_gate", "ffn.up": "ffn_up", "ffn.down": "ffn_down", "norm_1": "attn_norm", "norm_2": "ffn_norm"}  # fmt: skip
+    for name, p in model.named_parameters():
+        module, _, leaf = name.rpartition(".")
+        x = p.detach()
+        if module.startswith("blocks."):
+            _, layer, part = module.split(".", 2)
+            heads = {"attention.q": c.heads, "attention.k": c.key_heads}.get(part)
+            x = interleaved(x, heads) if heads and kind == "llama" else x
+            theirs = f"blk.{layer}.{names[part]}.{leaf}"
+        else:
+            theirs = {"embed": "token_embd", "norm": "output_norm", "head": "output"}[module] + f".{leaf}"
+        writer.add_tensor(theirs, x.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_gguf_file_comes_back_as_the_model_it_was_made_of(kind: str, tmp_path: Path) -> None:
+    model, x = write_gguf(tmp_path / "m.gguf", kind), tokens(2, 7) % 31
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path / "m.gguf").eval()(x).logits, model.eval()(x).logits)
+
+
+def test_other_architectures_and_experts_are_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", expert_count=8)
+    with pytest.raises(CheckpointError, match="expert_count is 8"):
+        load(tmp_path / "m.gguf")
+    raw = (tmp_path / "m.gguf").read_bytes().replace(b"llama", b"mamba")
+    (tmp_path / "n.gguf").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"general\.architecture is 'mamba'"):
+        load(tmp_path / "n.gguf")
+
+
+@pytest.fixture(scope="module")
+def gguf_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    write_gguf(path)
+    return path.read_bytes()
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_any_cut_or_overwritten_gguf_loads_or_is_refused(gguf_bytes: bytes, tmp_path_factory: Any, data: Any) -> None:
+    """Every damage ends in a model of the right shape or in our own error, at once."""
+    path = tmp_path_factory.mktemp("bad") / "m.gguf"
+    header = 2000
+    if data.draw(st.booleans()):
+        raw = gguf_bytes[: data.draw(st.integers(0, len(gguf_bytes) - 1))]
+    else:
+        at = data.draw(st.integers(0, header))
+        raw = gguf_bytes[:at] + data.draw(st.binary(min_size=1, max_size=8)) + gguf_bytes[at + 8 :]
+    path.write_bytes(raw)
+    try:
+        loaded = load(path)
+    except CheckpointError:
+        return
+    assert isinstance(loaded, Llama)
+
+
+@pytest.mark.parametrize("at", [8, 16])
+def test_absurd_counts_in_a_gguf_header_are_refused_at_once(at: int, gguf_bytes: bytes, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes[:at] + struct.pack("<Q", 1 << 61) + gguf_bytes[at + 8 :])
+    with pytest.raises(CheckpointError, match=r"m\.gguf is not a GGUF file that can be read"):
+        GGUF(tmp_path / "m.gguf")
+
+
+# llama2.c
+
+
+def write_bin(path: Path, versioned: bool, tied: bool) -> Llama:
+    model = LlamaConfig(**{**vars(SMALL), "tied": tied}).build()
+    c = model.config
+    numbers = [
+        c.width,
+        c.hidden,
+        c.depth,
+        c.heads,
+        c.key_heads,
+        c.vocabulary if tied or versioned else -c.vocabulary,
+        c.context,
+    ]
+    blocks = list(model.blocks)
+
+    def attention(name: str) -> list[torch.Tensor]:
+        heads = {"q": c.heads, "k": c.key_heads}.get(name)
+        found = [getattr(b.attention, name).weight for b in blocks]
+        return [interleaved(x, heads) if heads else x for x in found]
+
+    norms_1, norms_2 = [b.norm_1.weight for b in blocks], [b.norm_2.weight for b in blocks]
+    qkvo = [x for name in ("q", "k", "v", "out") for x in attention(name)]
+    ffn = [getattr(b.ffn, name).weight for name in ("gate", "down", "up") for b in blocks]
+    last = [] if tied else [model.head.weight]
+    if versioned:
+        header = (b"24ka" + struct.pack("<i7iB", 1, *numbers, tied)).ljust(256, b"\0")
+        order = [*norms_1, *norms_2, model.norm.weight, model.embed.weight, *qkvo, *ffn, *last]
+    else:
+        header = struct.pack("<7i", *numbers)
+        angles = torch.zeros(c.context, c.width // c.heads)
+        order = [model.embed.weight, *norms_1, *qkvo, *norms_2, *ffn, model.norm.weight, angles, *last]
+    path.write_bytes(header + b"".join(x.detach().contiguous().numpy().astype("<f4").tobytes() for x in order))
+    return model
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_llama2c_export_comes_back(versioned: bool, tied: bool, tmp_path: Path) -> None:
+    model, x = write_bin(tmp_path / "m.bin", versioned, tied), tokens(2, 7) % 31
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path / "m.bin").eval()(x).logits, model.eval()(x).logits)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize("keep", [0, 20, 300, -4])
+def test_a_cut_llama2c_export_is_refused(versioned: bool, keep: int, tmp_path: Path) -> None:
+    write_bin(tmp_path / "m.bin", versioned, True)
+    (tmp_path / "m.bin").write_bytes((tmp_path / "m.bin").read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"m\.bin"):
+        load(tmp_path / "m.bin")
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (struct.pack("<7i", -5, 1, 1, 1, 1, 1, 1), "dim is -5"),
+        (struct.pack("<7i", 1 << 30, 1 << 30, 1 << 15, 2, 2, 1 << 30, 8), "its header asks for"),
+        (b"24ka" + struct.pack("<i", 2) + b"\0" * 248, "version 2"),
+        (np.random.default_rng(0).bytes(256), "read as llama2.c"),
+    ],
+)
+def test_a_hostile_llama2c_header_is_refused(header: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "m.bin").write_bytes(header)
+    with pytest.raises(CheckpointError, match=says):
+        load(tmp_path / "m.bin")
+
+
+def test_half_and_interleaved_order_undo_each_other() -> None:
+    x = torch.arange(24.0).reshape(12, 2)
+    assert torch.equal(Place("q", heads=3).take(interleaved(x, 3)), x)
+    assert not torch.equal(interleaved(x, 3), x)
+
+
+def test_qkv_bias_leaves_the_way_out_without() -> None:
+    attention = Attention(8, 2, bias="qkv")
+    assert attention.q.bias is not None
+    assert attention.out is not None
+    assert attention.out.bias is None
