@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,12 @@ def main(arguments: Sequence[str] | None = None, settings: Settings | None = Non
     if unknown:
         parser.error(f"no comparison is called {', '.join(unknown)}; there are {', '.join(NAMES)}")
     pin_threads()
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if busy > 1:
+        print(
+            f"load average {busy:.1f}: other processes run here, and threads that wait for each other pay twice",
+            file=sys.stderr,
+        )
     bench = Bench(settings or (QUICK if asked.quick else Settings()))
     out = asked.out or (None if asked.quick else RESULTS)
     names = [n for n in NAMES if n in (asked.names or NAMES)]
