@@ -9,7 +9,7 @@ from helpers import F64, agree, random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard import CombinationError, attend, inspect
+from regard import CombinationError, State, attend, inspect
 from regard.selection.gd import coherence_point, coherent_length, energy_between
 
 
@@ -157,8 +157,8 @@ def test_gd_refuses_a_geometry_without_distance():
 def test_cosine_measures_the_distance_between_unit_vectors(beta: float) -> None:
     q, k = (torch.nn.functional.normalize(torch.randn(1, 2, 41, 16, dtype=torch.float64), dim=-1) for _ in range(2))
     v = torch.randn(1, 2, 41, 5, dtype=torch.float64)
-    by_angle = regard.inspect(3 * q, 0.2 * k, v, f"cosine | gd(beta={beta}, coherence=1)")
-    by_length = regard.inspect(q, k, v, f"euclidean | gd(beta={beta}, coherence=1)")
+    by_angle = inspect(3 * q, 0.2 * k, v, f"cosine | gd(beta={beta}, coherence=1)")
+    by_length = inspect(q, k, v, f"euclidean | gd(beta={beta}, coherence=1)")
     assert torch.equal(by_angle.accepted, (q @ k.mT).amax(-1) >= 1 - 1 / beta)
     assert torch.equal(by_angle.accepted, by_length.accepted)
     torch.testing.assert_close(by_angle.energy, by_length.energy)
@@ -169,7 +169,7 @@ def test_a_jump_in_a_metric_is_as_long_as_the_metric_says() -> None:
     q, k, v = (torch.randn(1, 2, 7, 5, dtype=torch.float64) for _ in range(3))
     T = torch.randn(2, 5, 5, dtype=torch.float64)
     T = T @ T.mT
-    seen = regard.inspect(q, k, v, "trace(base=none) | gd", state=regard.State(trace=T))
+    seen = inspect(q, k, v, "trace(base=none) | gd", state=State(trace=T))
     jump = seen.jump()
     step = k.gather(2, jump.index.unsqueeze(-1).expand(-1, -1, -1, 5)) - q
     torch.testing.assert_close(jump.distance**2, torch.einsum("bhqd,hde,bhqe->bhq", step, T, step))
