@@ -12,10 +12,21 @@ TEXT = (
     "The quality of mercy is not strained. It droppeth as the gentle rain from heaven\nUpon the place beneath: it is twice blest;\n"
     * 12
 )
-SMALL = (
-    "train.batch=4 train.steps=6 train.log_every=1 train.validate_every=3 train.save_every=2 data.context=8 optim.warmup=2 "
-    "model.width=16 model.depth=1 model.heads=2 model.key_heads=1 model.hidden=24 train.dtype=float32"
-).split()
+SMALL = [
+    "train.batch=4",
+    "train.steps=6",
+    "train.log_every=1",
+    "train.validate_every=3",
+    "train.save_every=2",
+    "data.context=8",
+    "optim.warmup=2",
+    "model.width=16",
+    "model.depth=1",
+    "model.heads=2",
+    "model.key_heads=1",
+    "model.hidden=24",
+    "train.dtype=float32",
+]
 
 
 @pytest.fixture(autouse=True)

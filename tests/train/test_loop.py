@@ -56,7 +56,9 @@ def test_loss_falls(small, tmp_path):
     assert len(seen) == 60
 
 
-@pytest.mark.parametrize("extra", [(), ("model.family=gpt2", "model.dropout=0.3"), ("train.accumulate=2",)], ids=["llama", "dropout", "accumulate"])
+@pytest.mark.parametrize(
+    "extra", [(), ("model.family=gpt2", "model.dropout=0.3"), ("train.accumulate=2",)], ids=["llama", "dropout", "accumulate"]
+)
 def test_resumed_walks_through_the_same_losses_bit_by_bit(small, tmp_path, stop_after, monkeypatch, extra):
     c = small("train.steps=9", *extra)
     train(c, tmp_path / "whole", quiet=True)
@@ -95,7 +97,10 @@ def test_training_stops_early_when_validation_no_longer_falls(small, tmp_path):
 
 def test_best_and_last_are_kept_and_the_others_are_not(small, tmp_path, monkeypatch):
     given = iter([3.0, 2.0, 2.5])
-    monkeypatch.setattr("regard.train.distributed.Ranks.total", lambda self, *v: [next(given), 1.0] if len(v) == 2 and float(v[1]) > 1 else [float(x) for x in v])
+    monkeypatch.setattr(
+        "regard.train.distributed.Ranks.total",
+        lambda self, *v: [next(given), 1.0] if len(v) == 2 and float(v[1]) > 1 else [float(x) for x in v],
+    )
     train(small("train.steps=9"), tmp_path / "run", quiet=True)
     root = tmp_path / "run" / "checkpoints"
     assert os.readlink(root / "best") == "step-00000006"
@@ -208,7 +213,9 @@ def test_a_signal_saves_and_ends_the_run_cleanly(small, tmp_path, name):
 
     (tmp_path / "c.yaml").write_text(dump(c.tree()))
     command = [sys.executable, "-m", "regard.cli.train", "--config", str(tmp_path / "c.yaml"), "--out", str(run)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     try:
         for _ in range(600):
             if (run / "metrics.jsonl").exists() and losses(run):
