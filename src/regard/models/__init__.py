@@ -2,12 +2,16 @@
 
 from .base import Look, Model, Output
 from .bert import Bert, BertConfig, mean_pooled
-from .generate import Generated, Sampling, generate, perplexity
+from .energy import EnergyConfig, EnergyTransformer
 from .gpt2 import GPT2, GPT2Config
 from .llama import Llama, LlamaConfig
+from .ngpt import NGPT, NGPTConfig
+from .recurrent import Recurrent, RecurrentConfig
+from .routing import Routing, RoutingConfig
 from .t5 import T5, T5Config
 
 __all__ = [
-    "GPT2", "T5", "Bert", "BertConfig", "GPT2Config", "Generated", "Llama", "LlamaConfig", "Look", "Model", "Output", "Sampling",
-    "T5Config", "generate", "mean_pooled", "perplexity",
+    "GPT2", "NGPT", "T5", "Bert", "BertConfig", "EnergyConfig", "EnergyTransformer", "GPT2Config", "Llama", "LlamaConfig",
+    "Look", "Model", "NGPTConfig", "Output", "Recurrent", "RecurrentConfig", "Routing", "RoutingConfig", "T5Config",
+    "mean_pooled",
 ]  # fmt: skip

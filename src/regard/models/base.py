@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..attention.allow import Allow
 from ..attention.inspect import Attended
 from ..errors import ShapeError
-from ..nn import Cache
+from ..nn import Attention, Cache
 from ..state import State
 from .blocks import Seat
 
@@ -59,6 +59,11 @@ class Model(nn.Module, ABC):
         look: Look | None = None,
     ) -> Output:
         """Logits for every token. `allow` is joined to the model's own rule; padding goes there."""
+
+    @property
+    def cache_count(self) -> int:
+        """How many caches a step takes and gives back; an empty `Cache()` each is how a text begins."""
+        return sum(isinstance(m, Attention) for m in self.modules())
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **changes: Any) -> Self:

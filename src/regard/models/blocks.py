@@ -75,12 +75,16 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, seat: Seat) -> tuple[Tensor, Cache | None, Attended | None]:
-        a, cache, seen = attended(self.attention, self.norm_1(x) if self.order == "pre" else x, seat)
-        x = x + self.dropout(a)
+        x, cache, seen = self.attend(x, seat)
         if self.order == "pre":
             return x + self.dropout(self.ffn(self.norm_2(x))), cache, seen
         x = self.norm_1(x)
         return self.norm_2(x + self.dropout(self.ffn(x))), cache, seen
+
+    def attend(self, x: Tensor, seat: Seat) -> tuple[Tensor, Cache | None, Attended | None]:
+        """The first half: x and what attention adds to it."""
+        a, cache, seen = attended(self.attention, self.norm_1(x) if self.order == "pre" else x, seat)
+        return x + self.dropout(a), cache, seen
 
 
 def attended(attention: Attention, x: Tensor, seat: Seat) -> tuple[Tensor, Cache | None, Attended | None]:

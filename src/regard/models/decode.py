@@ -77,7 +77,7 @@ class Decoder:
                 raise CombinationError(f"layer {i} is {layer.spec}: energy moves earlier tokens too and cannot be decoded")
         self.model, self.weights = model, weights
         self.known = isinstance(model, Llama | GPT2)
-        self.depth = len(_attentions(model))
+        self.depth = model.cache_count
         if not self.known:
             if weights != "float32":
                 raise CombinationError(

@@ -85,6 +85,10 @@ class T5(Model):
         if c.tied:
             self.head.weight = self.embed.weight
 
+    @property
+    def cache_count(self) -> int:
+        return 2 * len(self.decoder.blocks)
+
     def forward(
         self,
         tokens: Tensor,
@@ -100,7 +104,7 @@ class T5(Model):
         depth = len(self.decoder.blocks)
         if (source is None) == (caches is None):
             raise ShapeError("t5 writes after a source: give source=, or caches=model.begin(source)")
-        if caches is not None and len(caches) != 2 * depth:
+        if caches is not None and len(caches) != self.cache_count:
             raise ShapeError(f"{len(caches)} caches for {depth} layers; t5 has two for each, as model.begin(source) makes them")
         own, crossed = (None, [None] * depth) if caches is None else (caches[:depth], caches[depth:])
         seen: list[Attended] = []

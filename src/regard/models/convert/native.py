@@ -8,10 +8,19 @@ from typing import Any
 
 from ...attention.spec import parse
 from ...position import Position
+from ..energy import EnergyConfig
+from ..ngpt import NGPTConfig
+from ..recurrent import RecurrentConfig
+from ..routing import RoutingConfig
 from .fields import Fields
 from .layout import Layout, Place
 
-CONFIGS: dict[str, type[Any]] = {}
+CONFIGS: dict[str, type[Any]] = {
+    "ngpt": NGPTConfig,
+    "energy": EnergyConfig,
+    "recurrent": RecurrentConfig,
+    "routing": RoutingConfig,
+}
 
 
 class _Same(Mapping[str, Place]):
@@ -46,17 +55,28 @@ def read(own: Fields) -> Any:
     if values is None:
         raise own.refuse("config", "a family of regard's own keeps its fields there")
     usual = cls()
-    given: dict[str, Any] = {}
-    for name, value in values.values.items():
+    for name in values.values:
         if not hasattr(usual, name):
             raise values.refuse(name, f"{cls.__name__} has no such field")
-        kept = getattr(usual, name)
-        if isinstance(kept, Position):
-            given[name] = parse(str(value)).position
-        elif isinstance(kept, int) and not isinstance(kept, bool):
-            given[name] = values.size(name)
-        elif isinstance(kept, bool):
-            given[name] = values.flag(name, kept)
-        else:
-            given[name] = tuple(value) if isinstance(value, list) else value
-    return cls(**given)
+    return cls(**{name: _checked(values, name, getattr(usual, name)) for name in values.values})
+
+
+def _checked(values: Fields, name: str, usual: Any) -> Any:
+    """A value of the kind that the field has by default; where that is None, a number above 0 or a spec."""
+    value = values.values[name]
+    if isinstance(usual, Position):
+        return parse(str(value)).position
+    if isinstance(usual, bool):
+        return values.flag(name, usual)
+    if isinstance(usual, float) and value == 0:
+        return 0.0
+    if value is None and usual is None:
+        return None
+    if isinstance(usual, int) or (usual is None and isinstance(value, int)):
+        return values.size(name)
+    if isinstance(usual, float) or isinstance(value, float):
+        return values.number(name)
+    lines = value if isinstance(value, list) else [value]
+    if not all(isinstance(line, str) for line in lines):
+        raise values.refuse(name, "it must be a word, or a list of them")
+    return tuple(lines) if isinstance(value, list) else value
