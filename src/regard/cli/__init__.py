@@ -1,0 +1,1 @@
+"""The command: one file per verb, and nothing heavy is imported before a verb runs."""

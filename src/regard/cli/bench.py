@@ -1,0 +1,30 @@
+"""`regard bench`: the comparisons of the source tree, run from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .speech import fail, verb
+
+
+@verb
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="which comparisons; all by default")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="fewer turns; nothing is written")] = False,
+) -> None:
+    """Measure regard beside its peers, in turns, in one process.
+
+    \b
+    regard bench decoding
+    regard bench trace entmax --quick
+    """
+    if not (Path("benchmarks") / "harness.py").is_file() or importlib.util.find_spec("benchmarks") is None:
+        fail("the comparisons and their peers belong to the source tree: go to a checkout of regard and run `make bench` there")
+    command = [sys.executable, "-m", "benchmarks", *(names or []), *(["--quick"] if quick else [])]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)

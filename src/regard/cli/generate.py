@@ -1,0 +1,100 @@
+"""`regard generate`: continue a text, or answer it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .speech import fail, progress, verb, watched
+
+if TYPE_CHECKING:
+    from ..models.stream import Token
+
+DEFAULT = "smollm2"
+
+
+@verb
+def generate(
+    prompt: Annotated[str, typer.Argument(help="the text to continue; - reads it from stdin")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="a name from `regard models list`, a folder, a .gguf or a .bin")
+    ] = DEFAULT,
+    attention: Annotated[
+        str | None, typer.Option("--attention", "-a", help='put another mechanism in: "cosine | entmax(1.5)"')
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="how many tokens at most")] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 takes the most likely token")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="draw from the k most likely tokens")] = None,
+    top_p: Annotated[float | None, typer.Option(help="draw from the fewest tokens that hold this probability")] = None,
+    min_p: Annotated[float | None, typer.Option(help="draw from tokens this many times as likely as the first")] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="above 1: shy away from what was said")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="a text that ends it; may be given several times")] = None,
+    seed: Annotated[int, typer.Option(help="same seed, same text")] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="the prompt is a message, and the model answers")] = False,
+    system: Annotated[str | None, typer.Option(help="with --chat: who the model is")] = None,
+    weights: Annotated[str, typer.Option(help="float32, or int8: faster, a little less exact")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of a stream of text")] = False,
+) -> None:
+    """Continue a text.
+
+    \b
+    regard generate "The sea is"
+    regard generate "Why is the sky blue?" --chat --weights int8
+    regard generate "The sea is" --attention "dot | topk(8)" --temperature 0.8 --seed 3
+    cat letter.txt | regard generate - --max-tokens 200
+    """
+    from ..models import hub
+
+    if model == DEFAULT and not hub.present(DEFAULT):
+        fail("no model is here yet; get SmolLM2 (93 MB) with: regard models get smollm2, or name one with --model")
+    if system is not None and not chat:
+        fail("--system says who answers a message: add --chat")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        fail("the prompt is empty; write what the text begins with")
+    from ..models.generate import Sampling
+    from ..models.generate import generate as run
+
+    sampling = Sampling(
+        max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, tuple(stop or ()), seed=seed
+    )  # what is wrong with it should show before a model is loaded
+    if weights not in ("float32", "int8"):
+        fail(f"--weights {weights}: choose float32 or int8")
+    changes: dict[str, Any] = {} if attention is None else {"attention": attention}
+    with progress() as tell:
+        tell(f"loading {model}", None)
+        loaded, tokenizer = hub.open_model(model, tell, **changes)
+    if chat:
+        messages = [{"role": "user", "content": text}]
+        text = tokenizer.chat([*([{"role": "system", "content": system}] if system else []), *messages])
+    started = time.perf_counter()
+
+    def show(token: Token) -> None:
+        sys.stdout.write(token.text)
+        sys.stdout.flush()
+
+    if not chat and not as_json:
+        sys.stdout.write(text)
+    out = run(loaded, text, sampling, tokenizer=tokenizer, on_token=None if as_json else show, weights=weights)
+    seconds = time.perf_counter() - started
+    assert out.text is not None
+    if as_json:
+        count = len(out.tokens[0])
+        found = {
+            "text": out.text[0],
+            "tokens": out.tokens[0],
+            "finish": out.finish[0],
+            "seconds": round(seconds, 3),
+            "count": count,
+        }
+        typer.echo(json.dumps(found, ensure_ascii=False))
+    else:
+        typer.echo()
+        if watched():
+            typer.echo(f"{len(out.tokens[0])} tokens in {seconds:.1f} s", err=True)
+    if out.finish[0] == "interrupted":
+        raise typer.Exit(130)

@@ -1,0 +1,69 @@
+"""`regard`: pick a verb. Each one lives in a file of its own and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .bench import bench
+from .explain import explain
+from .generate import generate
+from .models import app as models
+
+HELP = """Attention that can measure, choose and remember.
+
+\b
+regard models get smollm2
+regard generate "The sea is"
+regard generate "The sea is" --attention "cosine | entmax(1.5)"
+regard explain "cosine | entmax(1.5) | alibi" --q 1,8,1024,64
+regard train
+"""
+
+app = typer.Typer(
+    help=HELP,
+    no_args_is_help=True,
+    # Boxes and colours are for terminals; a pipe gets plain lines.
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def top(
+    version: Annotated[bool, typer.Option("--version", help="print the version and stop", is_eager=True)] = False,
+) -> None:
+    if version:
+        from .. import __version__
+
+        typer.echo(f"regard {__version__}")
+        raise typer.Exit
+
+
+top.__doc__ = HELP
+app.command()(generate)
+app.add_typer(models, name="models")
+app.command()(explain)
+app.command()(bench)
+try:
+    from .train import train
+except ImportError as _error:
+    _missing = str(_error)
+
+    @app.command("train", hidden=True)
+    def _train() -> None:
+        typer.echo(f"error: training is not available here: {_missing}", err=True)
+        raise typer.Exit(2)
+else:
+    app.command()(train)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()
