@@ -50,7 +50,8 @@ def small(text: Path, tmp_path: Path) -> Callable[..., Config]:
 
     def make(*overrides: str) -> Config:
         family = [o for o in overrides if o.startswith("model.family")]
-        base = [o for o in SMALL if not (family and o.startswith(("model.key_heads", "model.hidden")))]
+        own = ("model.key_heads", "model.hidden")
+        base = [o for o in SMALL if not (family and o.startswith(own))]
         return config({}, [*base, f"data.source={text}", f"data.cache={tmp_path / 'cache'}", *overrides])
 
     return make

@@ -38,6 +38,7 @@ def test_a_family_brings_its_own_settings():
         ("model.widht=3", "did you mean model.width"),
         ("model.rope.bse=3", "did you mean model.rope.base"),
         ("model.family=lama", "did you mean llama"),
+        ("model.family=bert", "is not one of gpt2, llama"),
         ("data.tokenizer=bytes", "did you mean byte"),
         ("train.steps=many", "'many' is a str; it should be a whole number"),
         ("train.steps=1.5", "it should be a whole number"),
@@ -66,6 +67,12 @@ def test_a_wrong_setting_says_what_to_write_instead(override, says):
 )  # fmt: skip
 def test_an_override_is_read_as_yaml(text, value):
     assert parse_override(text) == {"a": {"b": value}}
+
+
+def test_settings_follow_the_one_they_are_a_multiple_of_unless_given():
+    assert config({}, ["model.width=96", "model.heads=3"]).model.key_heads == 3
+    assert config({}, ["model.width=96", "model.heads=3"]).model.hidden == 288
+    assert config({}, ["model.hidden=7"]).model.hidden == 7
 
 
 def test_a_spec_needs_no_quotes():

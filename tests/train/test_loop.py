@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.train import CheckpointError, ConfigError, TrainError, config, load_run, train
+from regard.train import FAMILIES, CheckpointError, ConfigError, TrainError, config, load_run, train
 from regard.train import checkpoint as checkpoint_module
 from regard.train.checkpoint import iter_metrics
 from regard.train.distributed import pick_device
@@ -72,6 +72,23 @@ def test_resumed_walks_through_the_same_losses_bit_by_bit(small, tmp_path, stop_
     a, b = held(tmp_path / "whole"), held(tmp_path / "cut")
     assert a.keys() == b.keys()
     assert all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_learns_and_is_read_back(small, tmp_path, family):
+    found = train(small(f"model.family={family}", "train.steps=20", "optim.lr=1e-2"), tmp_path / "run", quiet=True)
+    seen = losses(tmp_path / "run")
+    assert seen[20] < seen[1]
+    model, tokenizer = load_run(tmp_path / "run")
+    assert model.family == family
+    assert torch.isfinite(model(torch.tensor([tokenizer.encode("mercy")])).logits).all()
+    assert found.validation is not None
+
+
+def test_ngpt_stays_on_the_sphere(small, tmp_path):
+    train(small("model.family=ngpt"), tmp_path / "run", quiet=True)
+    model, _ = load_run(tmp_path / "run")
+    torch.testing.assert_close(model.embed.weight.norm(dim=-1), torch.ones(len(model.embed.weight)))
 
 
 @pytest.mark.parametrize("pieces", [2, 4])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -43,7 +42,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    lr: float = 3e-3
+    lr: float = 4e-3
     floor: float = 0.03
     """What is left of `lr` at the end of the cosine."""
     warmup: int = 50
@@ -57,8 +56,8 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    steps: int = 900
-    batch: int = 32
+    steps: int = 1000
+    batch: int = 16
     """Windows per optimiser step over all ranks and accumulated parts, so neither changes the result."""
     accumulate: int = 1
     """Into how many parts each rank's share of a batch is cut, one after the other, to save memory."""
@@ -70,8 +69,8 @@ class TrainConfig:
     """CPU threads; 0 leaves torch's choice."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
     log_every: int = 10
-    validate_every: int = 150
-    save_every: int = 150
+    validate_every: int = 200
+    save_every: int = 200
     patience: int = 0
     """Validations without a better loss before an early stop; 0 never stops early."""
 
@@ -82,14 +81,20 @@ class Family:
 
     config: str
     small: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    follows: Mapping[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    """Settings that, when not given, are a multiple of another one, so that changing that one is enough."""
 
 
-_SMALL = {"width": 192, "depth": 4, "heads": 6}
+_SMALL = {"width": 128, "depth": 4, "heads": 4}
+_GATED = {"hidden": ("width", 3)}
 FAMILIES: dict[str, Family] = {
     "gpt2": Family("regard.models.gpt2:GPT2Config", _SMALL),
-    "llama": Family("regard.models.llama:LlamaConfig", {**_SMALL, "key_heads": 6, "hidden": 512}),
+    "llama": Family("regard.models.llama:LlamaConfig", _SMALL, {**_GATED, "key_heads": ("heads", 1)}),
+    "ngpt": Family("regard.models.ngpt:NGPTConfig", {**_SMALL, "alpha": 0.25}, _GATED),
+    "routing": Family("regard.models.routing:RoutingConfig", {**_SMALL, "experts": 4}, {"hidden": ("width", 2)}),
+    "recurrent": Family("regard.models.recurrent:RecurrentConfig", {"width": 192, "depth": 2}),
 }
-"""The families that predict the next token; one whose module is not installed is not offered."""
+"""The families that predict the next token."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +120,8 @@ def config(tree: Mapping[str, Any] | None = None, overrides: Sequence[str] = ())
     _check_keys(merged, [*_SECTIONS, "model"], "")
     model = _section(merged.get("model"), "model")
     name = model.pop("family", "llama")
-    kind, small = model_config(name)
     built = Config(
-        model=_build(kind, {**small, **model}, "model."),
+        model=model_config(name, model),
         family=name,
         **{key: _build(cls, _section(merged.get(key), key), f"{key}.") for key, cls in _SECTIONS.items()},
     )
@@ -128,13 +132,17 @@ def config(tree: Mapping[str, Any] | None = None, overrides: Sequence[str] = ())
 _SECTIONS: dict[str, type] = {"data": DataConfig, "optim": OptimConfig, "train": TrainConfig}
 
 
-def model_config(family: Any) -> tuple[type, dict[str, Any]]:
-    """The config class of a family, and what makes it small."""
-    known = [n for n, f in FAMILIES.items() if importlib.util.find_spec(f.config.split(":")[0])]
-    if family not in known:
-        raise ConfigError(f"model.family={family!r} is not one of {', '.join(known)}{_nearest(str(family), known)}")
-    module, name = FAMILIES[family].config.split(":")
-    return getattr(importlib.import_module(module), name), dict(FAMILIES[family].small)
+def model_config(family: Any, given: Mapping[str, Any]) -> Any:
+    """The config of a family: small, unless given otherwise."""
+    if family not in FAMILIES:
+        raise ConfigError(f"model.family={family!r} is not one of {', '.join(FAMILIES)}{_nearest(str(family), list(FAMILIES))}")
+    kind = FAMILIES[family]
+    module, name = kind.config.split(":")
+    values = {**kind.small, **given}
+    for setting, (other, times) in kind.follows.items():
+        if setting not in given and isinstance(values[other], int):
+            values[setting] = values[other] * times
+    return _build(getattr(importlib.import_module(module), name), values, "model.")
 
 
 def read(path: str | Path) -> dict[str, Any]:

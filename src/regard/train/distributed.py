@@ -98,13 +98,16 @@ def pick_device(name: str, local: int) -> torch.device:
     return device
 
 
-def spread(objective: nn.Module, blocks: nn.ModuleList | None, ranks: Ranks) -> nn.Module:
-    """The module to call: as it is, a replica that averages gradients (DDP), or one whose parameters are cut up (FSDP2)."""
+def spread(objective: nn.Module, blocks: nn.ModuleList | None, ranks: Ranks, sparse: bool = False) -> nn.Module:
+    """The module to call: as it is, a replica that averages gradients (DDP), or one whose parameters are cut up (FSDP2).
+
+    In a `sparse` model some parameters may go without a gradient in a step, which DDP has to be told.
+    """
     if ranks.spread == "none":
         return objective
     if ranks.spread == "ddp":
         ids = [ranks.device.index] if ranks.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(objective, device_ids=ids)
+        return nn.parallel.DistributedDataParallel(objective, device_ids=ids, find_unused_parameters=sparse)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -32,6 +32,8 @@ from .optim import adamw, clip, rate, set_rate
 from .report import Metrics, Reporter, reporter
 
 IGNORED = -100
+BALANCE = 0.01
+"""The weight of a mixture's load-balancing loss (Fedus et al. 2021)."""
 
 
 class TrainError(RegardError):
@@ -63,8 +65,8 @@ class Objective(nn.Module):
             out.logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum" if total else "mean"
         )
         # Mixtures of experts say how unevenly they were used; it is trained on, not validated on.
-        auxiliary: Tensor | None = getattr(out, "auxiliary", None)
-        return loss if total or auxiliary is None else loss + auxiliary
+        balance: Tensor | None = getattr(out, "balance", None)
+        return loss if total or balance is None else loss + BALANCE * balance
 
 
 def train(c: Config, run: str | Path, *, resume: bool = False, quiet: bool = False) -> Result:
@@ -115,8 +117,11 @@ class Trainer:
         torch.manual_seed(c.train.seed)
         self.model: nn.Module = c.model.build().to(ranks.device)
         blocks = getattr(self.model, "blocks", None)
-        self.module = spread(Objective(self.model), blocks if isinstance(blocks, nn.ModuleList) else None, ranks)
+        sparse = getattr(c.model, "experts", 1) > 1
+        self.module = spread(Objective(self.model), blocks if isinstance(blocks, nn.ModuleList) else None, ranks, sparse)
         self.optimizer = adamw(self.model, c.optim)
+        self.sphere: Callable[[], None] | None = getattr(self.model, "normalize_", None)
+        """nGPT's weights go back to the unit sphere after each update."""
         self.half = uses_bfloat16(c.train.dtype, ranks.device)
 
     def go(self, resume: bool) -> Result:
@@ -179,6 +184,8 @@ class Trainer:
             )
         norm = clip(self.model.parameters(), c.optim.clip)
         self.optimizer.step()
+        if self.sphere is not None:
+            self.sphere()
         self.optimizer.zero_grad(set_to_none=True)
         return loss, float(norm), stop > 0
 

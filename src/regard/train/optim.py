@@ -15,9 +15,10 @@ from .config import OptimConfig
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay; gains, biases and per-head numbers do not. A tied weight appears once."""
     matrices, rest = list[nn.Parameter](), list[nn.Parameter]()
-    for p in model.parameters():
+    for name, p in model.named_parameters():
         if p.requires_grad:
-            (matrices if p.ndim >= 2 else rest).append(p)
+            # nGPT's gains (`raw`) may have a dimension for heads and are gains all the same.
+            (matrices if p.ndim >= 2 and not name.endswith(".raw") else rest).append(p)
     found = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return [g for g in found if g["params"]]
 
