@@ -33,7 +33,9 @@ CHUNK = 1 << 21
 
 def simple_rule(p: Problem) -> bool:
     """True when the kernel knows the rule itself: everything, or causal with queries and keys aligned at the start."""
-    return isinstance(p.allow, All) or (isinstance(p.allow, Causal) and (p.offset == 0 or p.q.shape[2] == 1))
+    Q, K = p.q.shape[2], p.k.shape[2]
+    sees_all = p.offset >= K - 1 if Q == 1 else p.offset == 0
+    return isinstance(p.allow, All) or (isinstance(p.allow, Causal) and sees_all)
 
 
 def is_causal(p: Problem) -> bool:
@@ -146,22 +148,26 @@ class Flash(torch.autograd.Function):
             return (None,) * 6
         (B, H, _, D), G, K, E = q.shape, k.shape[1], k.shape[2], v.shape[-1]
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        # The kernel gives no gradient of a bias, but it gives that of k: one more dimension, 1 in q and the bias in k, has it.
-        # Likewise a value of 1 whose output is said to be 0 brings the gradient of lse in.
-        bias_grad, lse_grad = key_bias is not None and ctx.needs_input_grad[3], d_lse is not None
-        width = max(D + bias_grad, E + lse_grad)
-        width = width if width == max(D, E) and not (bias_grad or lse_grad) else -(-width // 8) * 8
-        qw, kw, vw, ow, gw = (_wide(x, width, H) for x in (q, k, v, out, d_out))
+        bias_grad = key_bias is not None and ctx.needs_input_grad[3]
         bias = None if key_bias is None else _heads(key_bias, H).unsqueeze(-2)
-        if key_bias is not None and bias is not None and bias_grad:
+        widened = bias_grad or d_lse is not None
+        width = -(-(max(D, E) + 1) // 8) * 8 if widened else max(D, E)
+        qw, kw, vw, gw = (_wide(x, width, H) for x in (q, k, v, d_out))
+        if widened:
+            # The kernel gives no gradient of a bias, but it gives that of k: one more dimension, 1 in q and the bias in k, has
+            # it. The last step of a softmax's gradient, −dO·O per row, goes into one more dimension of v in the same way: the
+            # gradient of lse can join it there, and the output need not be widened.
+            share = torch.linalg.vecdot(d_out, out)
+            vw[..., E] = 1
+            gw[..., E] = -share if d_lse is None else d_lse - share
+            ow = q.new_zeros(1, 1, 1, width).expand(*q.shape[:3], width)
+        else:
+            ow = _wide(out, width, H)
+        if bias is not None and bias_grad:
             qw[..., D] = 1
             kw[..., D] = bias.squeeze(-2) / ctx.scale
             bias = None
-        if d_lse is not None:
-            vw[..., E] = 1
-            gw[..., E] = d_lse
-        dq = torch.zeros_like(qw) if not cover.whole() else qw
-        dk, dv = torch.zeros_like(kw), torch.zeros_like(vw)
+        sums = [] if cover.whole() else [torch.zeros_like(x) for x in (qw, kw, vw)]
         for t in cover.chunks():
             if t.hi == t.lo:
                 continue
@@ -175,12 +181,12 @@ class Flash(torch.autograd.Function):
                 g, qw[:, :, rows], kw[:, :, keys], vw[:, :, keys], ow[:, :, rows], m, 0.0, _causal(cover),
                 attn_mask=_full(mask, q, t), scale=ctx.scale,
             )  # fmt: skip
-            if cover.whole():
-                dq, dk, dv = a, b, c
+            if not sums:
+                sums = [a, b, c]
                 break
-            dq[:, :, rows] = a
-            dk[:, :, keys] += b
-            dv[:, :, keys] += c
+            for x, part, piece in zip(sums, (rows, keys, keys), (a, b, c), strict=True):
+                x[:, :, part] += piece
+        dq, dk, dv = sums
         d_bias = None
         if key_bias is not None and bias_grad:
             d_bias = dk[..., D] / ctx.scale
@@ -195,8 +201,8 @@ def flash(p: Problem, low: Lowered, temperature: float | Tensor) -> Tensor:
     cover = Cover(p, None if table is None else table.detach(), 1.0 if isinstance(temperature, Tensor) else temperature)
     v = p.v if p.v.shape[1] == low.k.shape[1] else p.v.repeat_interleave(low.k.shape[1] // p.v.shape[1], dim=1)
     out, lse = Flash.apply(low.q, low.k, v, low.key_bias, low.scale, cover)  # pyright: ignore
-    met = lse > float("-inf")
     for slot in p.slots(low, temperature):
+        met = lse > float("-inf")
         score = slot.score if low.row_bias is None else slot.score - low.row_bias()
         safe = torch.where(met, lse, 0)
         real = torch.sigmoid(safe - score).unsqueeze(-1)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import NumericsError
 from ..geometry.base import Lowered, Slot
 from ..selection import Energy
 from ..selection.base import Given
@@ -47,6 +48,7 @@ class Job:
     problem: Problem
     scale: float
     pair: Any
+    width: int
     names: tuple[str, ...]
     slots: int
     null_slots: int
@@ -54,7 +56,7 @@ class Job:
     def tiles(self) -> Iterator[Tile]:
         p = self.problem
         B, H, _, Q, K, _, _ = p.sizes
-        wide = 1 if self.pair is None else self.problem.q.shape[-1]
+        wide = 1 if self.pair is None else self.width
         rows = max(1 if self.pair else 16, min(256, 4 * TILE // max(1, B * H * K * wide * max(4, p.inner.cost))))
         reach = 0
         for start in range(0, Q, rows):
@@ -97,6 +99,8 @@ class Job:
         )
         if p.inner.picks and not (weigh or torch.is_grad_enabled() or self.slots or p.points or p.refusal):
             index, accepted = p.inner.index(scores, given)
+            if not bool(torch.isfinite(scores.gather(-1, index.unsqueeze(-1))).all()):
+                raise NumericsError(f"the scores of {p.spec} overflow {scores.dtype}: normalise, scale down or use float64")
             piece = _gather(x["v"], index)
             piece = piece if accepted is None else piece * accepted.unsqueeze(-1)
             return TileOut((_zero(piece, empty),), scores, scores, None, empty, given)
@@ -290,7 +294,7 @@ def job_for(p: Problem, lowered: Lowered, need_rows: bool = False) -> tuple[Job,
     x |= p.parameters()
     x |= {f"pair{i}": w for i, w in enumerate(lowered.params)}
     null = sum(s.value is None for s in slots)
-    return Job(p, lowered.scale, lowered.pair, tuple(x), len(slots), null), list(x.values())
+    return Job(p, lowered.scale, lowered.pair, lowered.q.shape[-1], tuple(x), len(slots), null), list(x.values())
 
 
 def _value(slot: Slot, v: Tensor, H: int) -> Tensor:

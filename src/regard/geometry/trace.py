@@ -42,7 +42,7 @@ class Trace(Geometry):
         narrow = trace.dense() if isinstance(trace, LowRank) else trace
         T = narrow.repeat_interleave(q.shape[1] // narrow.shape[-3], dim=-3)
         delta = q_m.unsqueeze(-2) - k_m.unsqueeze(-3)
-        metric = -self.gamma * torch.einsum("bhqkd,...hde,bhqke->bhqk", delta, T, delta)
+        metric = -self.gamma * torch.einsum("bhqkd,bhde,bhqke->bhqk", delta, T.expand(q.shape[0], *T.shape[-3:]), delta)
         if self.base is None:
             return metric
         q, k = turn(q, k)
@@ -105,11 +105,12 @@ class Trace(Geometry):
             raise StateError(f"{self} needs state.trace")
         batch, H, _, D = q.shape
         G = key_heads or H
-        factors = [trace.left, trace.right] if isinstance(trace, LowRank) else [trace, trace.mT]
+        factors = [trace.left, trace.right] if isinstance(trace, LowRank) else [trace]
         for t in factors:
             if t is None:
                 continue
-            if t.ndim not in (3, 4) or (key_heads and t.shape[-3] not in (G, H)) or t.shape[-2] != D:
+            square = isinstance(trace, LowRank) or t.shape[-1] == D
+            if t.ndim not in (3, 4) or (key_heads and t.shape[-3] not in (G, H)) or t.shape[-2] != D or not square:
                 raise ShapeError(
                     f"state.trace is {tuple(t.shape)}; a trace is square, (G, D, D) = ({G}, {D}, {D}) per key head or "
                     f"(H, D, D) = ({H}, {D}, {D}) per query head, or factors (G, D, R), with a batch in front if wanted"

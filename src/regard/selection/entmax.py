@@ -36,11 +36,11 @@ def threshold(x: Tensor, e: float | Tensor) -> Tensor:
                 break
         else:
             low, high = torch.where(above > 0, tau, low), torch.where(above > 0, high, tau)
+            if float(above.abs().max()) <= narrow or float((high - low).max()) <= narrow * 0.1:
+                break
             tau = tau + step
             # The slope is infinite where a key enters, so Newton can creep: every other step halves the bracket.
             tau = torch.where((tau > low) & (tau < high) & (n % 2 == 0), tau, (low + high) / 2)
-            if float(above.abs().max()) <= narrow or float((high - low).max()) <= narrow * 0.1:
-                break
     return tau
 
 
@@ -145,7 +145,8 @@ def entmax_sorted(scores: Tensor, alpha: float) -> Tensor:
 
 def entmax_bisected(scores: Tensor, alpha: float | Tensor) -> Tensor:
     """Any α > 1, by halving [max − 1, max] until float64 has no more digits; differentiable through τ's last Newton step."""
-    x = (scores - scores.amax(-1, keepdim=True)) * (alpha - 1)
+    # −inf times the gradient of α would be NaN; a score as low as this has the same weight, 0.
+    x = (scores - scores.amax(-1, keepdim=True)).clamp_min(-1e30) * (alpha - 1)
     e = 1 / (alpha - 1)
     with torch.no_grad():
         low, high = torch.full_like(x[..., :1], -1.0), torch.zeros_like(x[..., :1])
