@@ -192,16 +192,20 @@ def check_result(out: Tensor, p: Problem) -> None:
     """Not finite in, not finite out: say which, instead of handing NaN on. One pass over the output, on CPU only."""
     # A hard choice among NaN scores reads a finite value, so its inputs are looked at too.
     hides = p.inner.picks or (isinstance(p.inner, Monotonic) and p.inner.mode == "hard")
-    if out.device.type != "cpu" or all(_finite(x) for x in ((out, p.q, p.k) if hides else (out,))):
-        return
+    if out.device.type == "cpu" and not all(_finite(x) for x in ((out, p.q, p.k) if hides else (out,))):
+        raise not_finite(p)
+
+
+def not_finite(p: Problem) -> NumericsError:
+    """Which input is not finite, or else that the scores overflow."""
     for name in ("q", "k", "v"):
         x: Tensor = getattr(p, name)
         bad = int((~torch.isfinite(x)).sum())
         if bad:
-            raise NumericsError(f"{name} has {bad} of {x.numel()} values that are not finite (NaN or infinity)")
-    largest = {n: f"{float(getattr(p, n).detach().abs().max()):.3g}" for n in ("q", "k", "v")}
-    raise NumericsError(
-        f"the scores of {p.spec} overflow {out.dtype}: the largest |q|, |k|, |v| are {', '.join(largest.values())}; "
+            return NumericsError(f"{name} has {bad} of {x.numel()} values that are not finite (NaN or infinity)")
+    largest = [f"{float(x.detach().abs().max()):.3g}" for x in (p.q, p.k, p.v)]
+    return NumericsError(
+        f"the scores of {p.spec} overflow {p.q.dtype}: the largest |q|, |k|, |v| are {', '.join(largest)}; "
         "normalise (cosine), scale down or use float64"
     )
 

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import NumericsError
 from ..geometry.base import Lowered, Slot
 from ..selection import Energy
 from ..selection.base import Given
 from .allow import Tile
-from .problem import Problem
+from .problem import Problem, not_finite
 
 TILE = 1 << 20
 """Scores per tile. 4 MiB of float32: large enough for the matrix product, small enough for the caches."""
@@ -100,7 +99,7 @@ class Job:
         if p.inner.picks and not (weigh or torch.is_grad_enabled() or self.slots or p.points or p.refusal):
             index, accepted = p.inner.index(scores, given)
             if not bool(torch.isfinite(scores.gather(-1, index.unsqueeze(-1))).all()):
-                raise NumericsError(f"the scores of {p.spec} overflow {scores.dtype}: normalise, scale down or use float64")
+                raise not_finite(p)
             piece = _gather(x["v"], index)
             piece = piece if accepted is None else piece * accepted.unsqueeze(-1)
             return TileOut((_zero(piece, empty),), scores, scores, None, empty, given)
