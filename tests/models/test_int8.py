@@ -1,4 +1,4 @@
-"""int8 weights: close to the float ones, in both kernels, and a quarter of the bytes."""
+"""int8 weights: close to the float ones, and a quarter of the bytes."""
 
 from __future__ import annotations
 
@@ -28,20 +28,14 @@ def test_float_layouts_multiply_like_the_layers_they_join(rows: int, inside: int
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])
-@pytest.mark.parametrize("packed", [True, False])
 @torch.no_grad()
-def test_int8_error_is_that_of_rounding_the_weights_alone(rows: int, packed: bool):
+def test_int8_error_is_that_of_rounding_the_weights_alone(rows: int):
     torch.manual_seed(0)
     linear = nn.Linear(128, 64)
     x = torch.randn(rows, 128) * torch.linspace(0.01, 20, 128)  # a few large activations, as trained models have
-    layer = Int8([linear])
     scale = linear.weight.abs().amax(1, keepdim=True) / 127
-    rounded = (linear.weight / scale).round() * scale
-    wanted = nn.functional.linear(x, rounded, linear.bias)
-    if not packed:
-        layer.packed, layer.values, layer.scale = None, (linear.weight / scale).round().to(torch.int8), scale.squeeze(1)
-    error = float((layer(x) - wanted).abs().max() / wanted.abs().max())
-    assert error < (1e-3 if packed and layer.packed is not None else 2e-2)
+    wanted = nn.functional.linear(x, (linear.weight / scale).round() * scale, linear.bias)
+    assert float((Int8([linear])(x) - wanted).abs().max() / wanted.abs().max()) < 1e-2
 
 
 @torch.no_grad()

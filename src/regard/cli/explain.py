@@ -45,7 +45,6 @@ def explain(
         rule = rules[allow]
     else:
         fail(f"--allow {allow}: choose causal, all or window:N, such as window:512")
-        return
     parsed = parse(spec)
     tensors = [torch.empty(s, dtype=getattr(torch, dtype)) for s in shapes]
     D, G = shapes[0][3], shapes[1][1]

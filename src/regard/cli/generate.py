@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from .speech import fail, progress, verb, watched
 
 if TYPE_CHECKING:
+    from ..models.decode import Weights
     from ..models.stream import Token
 
 DEFAULT = "smollm2"
@@ -79,7 +80,7 @@ def generate(
 
     if not chat and not as_json:
         sys.stdout.write(text)
-    out = run(loaded, text, sampling, tokenizer=tokenizer, on_token=None if as_json else show, weights=weights)
+    out = run(loaded, text, sampling, tokenizer=tokenizer, on_token=None if as_json else show, weights=cast("Weights", weights))
     seconds = time.perf_counter() - started
     assert out.text is not None
     if as_json:

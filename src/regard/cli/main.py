@@ -32,15 +32,20 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def top(
-    version: Annotated[bool, typer.Option("--version", help="print the version and stop", is_eager=True)] = False,
-) -> None:
-    if version:
+def _version(asked: bool) -> None:
+    if asked:
         from .. import __version__
 
         typer.echo(f"regard {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version and stop", is_eager=True, callback=_version)
+    ] = False,
+) -> None: ...
 
 
 top.__doc__ = HELP

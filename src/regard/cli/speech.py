@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import typer
 
@@ -41,7 +41,7 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def fail(text: str) -> Any:
+def fail(text: str) -> NoReturn:
     typer.echo(f"error: {text}", err=True)
     raise typer.Exit(2)
 
@@ -51,7 +51,7 @@ def watched() -> bool:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, float | None], None]]:
+def progress() -> Generator[Callable[[str, float | None], None]]:
     """A bar on a terminal, a plain line every other second elsewhere. Both go to stderr: stdout is for results."""
     if watched():
         from rich.console import Console

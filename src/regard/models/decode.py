@@ -101,7 +101,7 @@ class Decoder:
             else sum(p.numel() * p.element_size() for p in self.model.parameters())
         )
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def __call__(
         self,
         tokens: Tensor,

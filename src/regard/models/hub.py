@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -175,7 +175,7 @@ def open_model(source: str | Path, progress: Progress = lambda what, share: None
 
 
 @contextmanager
-def _arriving(folder: Path) -> Iterator[Path]:
+def _arriving(folder: Path) -> Generator[Path]:
     """A temporary folder beside the real one, which takes its name when everything is in it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))

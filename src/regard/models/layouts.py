@@ -12,7 +12,6 @@ docs/decoding.md has what each way was measured to give.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -22,9 +21,6 @@ from torch import Tensor, nn
 
 FEW = 16
 """Rows up to which the blocked layout is faster than a plain product."""
-
-LEVELS = 63
-"""Steps to each side of zero. AVX2 adds two products of bytes in 16 bits: 2 · 127 · 127 still fits, 255 would not."""
 
 
 class Product(Protocol):
@@ -62,59 +58,26 @@ class Float:
 
 
 class Int8:
-    """A byte per weight: W ≈ diag(s) · Q with |Q| ≤ 127, one s per output. The activations keep 13 bits.
+    """A byte per weight: W ≈ diag(s) · Q with |Q| ≤ 127, one s per output. Weights only: activations stay bfloat16.
 
-    The kernel multiplies bytes with bytes, and seven bits are few for activations. So each row goes in twice: rounded to 126
-    steps, and then what rounding took off, magnified 126 times. The sum of both products has the error of 126² steps, and
-    since the weights are read once for both, the second row is free.
+    Faster kernels multiply bytes with bytes. Activations of seven bits took SmolLM2's perplexity from 104 to 240, so they are
+    not for us.
     """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         weight, self.bias = joined(linears)
-        weight = weight.float()
         self.shape = weight.shape
-        scale = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
-        values = (weight / scale.unsqueeze(1)).round().to(torch.int8)
-        self.packed: Any = pack(values, scale)
-        self.values, self.scale = (values, scale) if self.packed is None else (None, None)
+        scale = weight.float().abs().amax(dim=1).clamp_min(1e-12) / 127
+        self.values = (weight / scale.unsqueeze(1)).round_().to(torch.int8)
+        self.scale = scale.to(torch.bfloat16)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.packed is None:
-            assert self.values is not None
-            assert self.scale is not None
-            half = torch.ops.aten._weight_int8pack_mm(x.bfloat16(), self.values, self.scale.bfloat16())  # pyright: ignore
-            out = half.to(x.dtype)
-        else:
-            rows = x.shape[0]
-            step = float(x.abs().max()) / LEVELS or 1.0
-            coarse = (x * (1 / step)).round_()
-            fine = torch.sub(x, coarse, alpha=step).mul_(2 * LEVELS)
-            both = _bytes(torch.cat([x, fine]), step, LEVELS + 1, self.packed)
-            out = torch.add(both[:rows], both[rows:], alpha=1 / (2 * LEVELS))
-        return out if self.bias is None else out + self.bias
+        out = _bytes(x.to(torch.bfloat16), self.values, self.scale).to(x.dtype)
+        return out if self.bias is None else out.add_(self.bias)
 
     @property
     def nbytes(self) -> int:
         return self.shape.numel()
-
-
-def pack(values: Tensor, scale: Tensor) -> Any:
-    """FBGEMM's layout of a quantised matrix; None where this build of torch has no such kernel."""
-    if values.device.type != "cpu" or "fbgemm" not in torch.backends.quantized.supported_engines:
-        return None
-    engine = torch.backends.quantized.engine
-    with warnings.catch_warnings():
-        # torch means to retire quantised tensors. Until it does, theirs is the fastest kernel by far; after, see `Int8`.
-        warnings.simplefilter("ignore")
-        try:
-            torch.backends.quantized.engine = "fbgemm"
-            zero = torch.zeros(scale.shape[0], dtype=torch.long)
-            whole = torch._make_per_channel_quantized_tensor(values, scale, zero, 0)  # pyright: ignore
-            return torch.ops.quantized.linear_prepack(whole, None)  # pyright: ignore
-        except (RuntimeError, AttributeError):
-            return None
-        finally:
-            torch.backends.quantized.engine = engine
 
 
 def joined(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
@@ -129,7 +92,4 @@ def joined(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 _reorder: Any = torch.ops.mkldnn._reorder_linear_weight if torch.backends.mkldnn.is_available() else None  # pyright: ignore
 _blocked: Any = torch.ops.mkldnn._linear_pointwise if torch.backends.mkldnn.is_available() else None  # pyright: ignore
-
-
-def _bytes(x: Tensor, step: float, zero: int, packed: Any) -> Tensor:
-    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, step, zero, packed)  # pyright: ignore
+_bytes: Any = torch.ops.aten._weight_int8pack_mm  # pyright: ignore
