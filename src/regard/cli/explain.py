@@ -46,11 +46,11 @@ def explain(
     else:
         fail(f"--allow {allow}: choose causal, all or window:N, such as window:512")
     parsed = parse(spec)
-    tensors = [torch.empty(s, dtype=getattr(torch, dtype)) for s in shapes]
+    q_BHQD, k_BGKD, v_BGKE = (torch.empty(s, dtype=getattr(torch, dtype)) for s in shapes)
     D, G = shapes[0][3], shapes[1][1]
     # A trace of zeros would be bypassed; a plan asks what one that is there costs.
     state = State(trace=torch.eye(D).expand(G, D, D)) if "trace" in parsed.geometry.needs else None
-    typer.echo(str(plan(*tensors, parsed, allow=rule, state=state)))
+    typer.echo(str(plan(q_BHQD, k_BGKD, v_BGKE, parsed, allow=rule, state=state)))
 
 
 def _shape(name: str, text: str) -> tuple[int, ...]:

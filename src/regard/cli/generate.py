@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .speech import fail, progress, verb, watched
 
 if TYPE_CHECKING:
-    from ..models.decode import Weights
     from ..models.stream import Token
 
 DEFAULT = "smollm2"
@@ -80,7 +79,7 @@ def generate(
 
     if not chat and not as_json:
         sys.stdout.write(text)
-    out = run(loaded, text, sampling, tokenizer=tokenizer, on_token=None if as_json else show, weights=cast("Weights", weights))
+    out = run(loaded, text, sampling, tokenizer=tokenizer, on_token=None if as_json else show, weights=weights)
     seconds = time.perf_counter() - started
     assert out.text is not None
     if as_json:

@@ -12,7 +12,7 @@ from .. import __version__
 from ..attention.allow import Causal
 from ..attention.operator import explain
 from . import map as two_axis
-from . import speed
+from . import speak, speed
 from .figures import draw_eight, draw_landscape, draw_map
 from .map import Place, one_thread
 from .page import Code, Picture, Section, Table, render
@@ -46,9 +46,10 @@ def build(folder: Path, screen: Screen) -> Path:
             for theme in (LIGHT, DARK):
                 save(folder / f"{name}-{theme.name}.png", draw, size, theme, dpi=150)
                 tick()
+    said = speak.speak(screen)
     rows = what_they_do(s)
     page = folder / "index.html"
-    page.write_text(_page(rows, timings, places, crowded), encoding="utf-8")
+    page.write_text(_page(rows, timings, places, crowded, said), encoding="utf-8")
     screen.table("The same q and k under eight mechanisms", WHAT, rows)
     screen.table(f"Forward, causal, beside torch's SDPA ({_machine()})", CLOCK, clock(timings))
     if crowded:
@@ -87,7 +88,9 @@ def _example() -> str:
     return f">>> {call}\n{plan}"
 
 
-def _page(rows: list[tuple[str, ...]], timings: Sequence[Timing], places: Sequence[Place], crowded: bool) -> str:
+def _page(
+    rows: list[tuple[str, ...]], timings: Sequence[Timing], places: Sequence[Place], crowded: bool, said: Sequence[speak.Said]
+) -> str:
     standing = [
         (p.spec, f"{p.effective:.2f} ± {p.effective_sd:.2f}", f"{p.refusal:.3f} ± {p.refusal_sd:.3f}", f"{p.kept:.2f}")
         for p in places
