@@ -160,3 +160,15 @@ def test_padding_on_the_right_tells_ngpt_nothing(x: torch.Tensor) -> None:
     rule = Padding(torch.tensor([9, 6]))
     with torch.no_grad():
         torch.testing.assert_close(model(x, allow=rule).logits[1, :6], model(other, allow=rule).logits[1, :6])
+
+
+@pytest.mark.parametrize("name", [n for n in ATTENTION if n != "gru, attending"])
+def test_with_attention_shares_the_weights_and_leaves_the_model_alone(name: str, x: torch.Tensor) -> None:
+    model = made(name)
+    other = model.with_attention("dot | entmax(learned)")
+    with torch.no_grad():
+        before = logits(model, x)
+        assert torch.equal(logits(other, x), logits(made(name, attention="dot | entmax(learned)"), x))
+        assert torch.equal(logits(model, x), before)
+    assert other.embed.weight is model.embed.weight
+    assert not other.training

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -73,6 +73,14 @@ class Model(nn.Module, ABC):
         model = load(source, **changes)
         if not isinstance(model, cls):
             raise TypeError(f"{source} holds a {type(model).__name__}, not a {cls.__name__}")
+        return model
+
+    def with_attention(self, attention: str | tuple[str, ...]) -> Self:
+        """The same weights, shared and not copied, under other attention; tensors that it trains start at their defaults."""
+        from .convert.layout import shared
+
+        model = shared(self, replace(self.config, attention=attention))
+        assert isinstance(model, type(self))
         return model
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -151,6 +151,20 @@ def fill(model: Model, layout: Layout, stored: Stored, dtype: torch.dtype) -> Mo
     return model
 
 
+def shared(model: Model, config: Any) -> Model:
+    """A model of another config over this one's parameters; those it has alone start as they are built."""
+    own = dict(model.named_parameters())
+    with torch.device("meta"):
+        bare: Model = config.build()
+    made: Model = bare if all(n in own for n, _ in bare.named_parameters()) else config.build()
+    for name, parameter in list(made.named_parameters()):
+        if name in own:
+            if own[name].shape != parameter.shape:
+                raise CheckpointError(f"{name} is {tuple(own[name].shape)}; the other config asks for {tuple(parameter.shape)}")
+            _assign(made, name, own[name])
+    return made.train(model.training)
+
+
 def spread(model: Model, layout: Layout) -> dict[str, Tensor]:
     """The parameters under their foreign names; tied ones once."""
     pieces: dict[str, list[tuple[int, Tensor, Place]]] = {}
@@ -169,7 +183,7 @@ def spread(model: Model, layout: Layout) -> dict[str, Tensor]:
 def _assign(model: nn.Module, name: str, value: Tensor) -> None:
     """Put a tensor in place of a parameter, wherever that parameter is shared."""
     old = model.get_parameter(name)
-    new = nn.Parameter(value, requires_grad=old.requires_grad)
+    new = value if isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=old.requires_grad)
     for module in model.modules():
         for key, parameter in list(module.named_parameters(recurse=False)):
             if parameter is old:
