@@ -82,8 +82,9 @@ def draw(whole: dict[str, float]) -> Any:
         ax.set_title("SmolLM2-135M with its attention swapped, no weight changed")
         ax.axvline(whole["softmax"], color=theme.soft, linewidth=1, linestyle=":")
         ax.invert_yaxis()
+        ax.set_xlim(20, 2 * max(whole.values()))
         for y, n in zip(places, names, strict=True):
-            ax.text(whole[n] * 1.05, y, f"{whole[n]:.3g}", va="center", fontsize=7, color=theme.ink)
+            ax.text(whole[n] * 1.05, y, f"{whole[n]:.{0 if whole[n] >= 100 else 1}f}", va="center", fontsize=7, color=theme.ink)
 
     return on
 
