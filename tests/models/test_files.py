@@ -181,6 +181,12 @@ def test_a_hub_name_that_cannot_be_fetched_says_that_a_folder_works(monkeypatch:
         load("somebody/model")
 
 
+def test_a_missing_package_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.models.convert.find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match=r"pip install 'regard\[models\]'"):
+        load(folder)
+
+
 def test_a_file_of_another_family_is_refused_by_class(tmp_path: Path) -> None:
     both(DECODERS["gpt2"], tmp_path)
     with pytest.raises(TypeError, match="holds a GPT2, not a Llama"):

@@ -109,7 +109,11 @@ def test_our_gguf_header_says_what_gguf_says(smollm2: Path) -> None:
     reader, file = gguf.GGUFReader(smollm2), GGUF(smollm2)
     assert {t.name: tuple(map(int, t.shape[::-1])) for t in reader.tensors} == dict(file.shapes)
     for name, value in file.metadata.items():
-        assert reader.fields[name].contents() == value, name
+        if isinstance(value, list):
+            assert len(reader.fields[name].data) == len(value), name
+            assert reader.fields[name].contents(slice(-50, None)) == value[-50:], name
+        else:
+            assert reader.fields[name].contents() == value, name
 
 
 def test_smollm2_tokenizer_reads_digits_one_by_one_and_comes_back(words: Tokenizer) -> None:
@@ -124,12 +128,9 @@ def test_smollm2_tokenizer_reads_digits_one_by_one_and_comes_back(words: Tokeniz
 def test_minilm_gives_transformers_vectors(minilm: Path) -> None:
     ours, theirs = Bert.from_pretrained(minilm).eval(), hf.BertModel.from_pretrained(minilm).eval()
     words = load_tokenizer(minilm)
-    lines = [
-        "[CLS] a man is eating food [SEP]",
-        "[CLS] someone has a meal [SEP]",
-        "[CLS] the stock market fell sharply today [SEP]",
-    ]
-    rows = [words.encode(line) for line in lines]
+    lines = ["a man is eating food", "someone has a meal", "the stock market fell sharply today"]
+    rows = [words.encode(line, framed=True) for line in lines]
+    assert rows[0] == words.encode(f"[CLS] {lines[0]} [SEP]")
     lengths = torch.tensor([len(r) for r in rows])
     x = torch.tensor([r + [0] * (int(lengths.max()) - len(r)) for r in rows])
     keep = torch.arange(x.shape[1]) < lengths[:, None]

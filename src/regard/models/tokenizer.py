@@ -49,8 +49,13 @@ class Tokenizer:
     template: str | None = None
     """The chat template, in Jinja."""
 
-    def encode(self, text: str, *, bos: bool | None = None) -> list[int]:
-        """Special tokens that the text spells out are read as such: never hand a stranger's text over unchecked."""
+    def encode(self, text: str, *, bos: bool | None = None, framed: bool = False) -> list[int]:
+        """Special tokens that the text spells out are read as such: never hand a stranger's text over unchecked.
+
+        `framed` puts around it what the checkpoint asks for, such as BERT's [CLS] and [SEP].
+        """
+        if framed and isinstance(self.coder, Subwords):
+            return self.coder.framed(text)
         bos = self.special.add_bos if bos is None else bos
         start = [self.special.bos] if bos and self.special.bos is not None else []
         ids = self.coder.encode(text)
@@ -108,6 +113,9 @@ class Subwords:
 
     def encode(self, text: str) -> list[int]:
         return self.inner.encode(text, add_special_tokens=False).ids
+
+    def framed(self, text: str) -> list[int]:
+        return self.inner.encode(text, add_special_tokens=True).ids
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=not special)

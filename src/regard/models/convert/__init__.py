@@ -8,6 +8,7 @@ save(model, "folder")                                 # the family's Hugging Fac
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from ..base import Model
 
 def load(source: str | Path, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
     """The model in a folder, a `.gguf` file, a llama2.c `.bin`, or under a Hugging Face hub name."""
+    _need("safetensors")
     path = Path(source)
     if path.is_dir():
         from .hf import load_folder
 
         return load_folder(path, dtype, changes)
     if path.suffix == ".gguf" and path.is_file():
+        _need("gguf")
         from .gguf import load_gguf
 
         return load_gguf(path, dtype, changes)
@@ -43,9 +46,15 @@ def load(source: str | Path, *, dtype: torch.dtype = torch.float32, **changes: A
 
 def save(model: Model, folder: str | Path) -> None:
     """Write config.json and model.safetensors, each under a temporary name that is renamed when it is whole."""
+    _need("safetensors")
     from .hf import save_folder
 
     save_folder(model, Path(folder))
+
+
+def _need(module: str) -> None:
+    if find_spec(module) is None:
+        raise CheckpointError(f"checkpoints need {module}: pip install 'regard[models]'")
 
 
 __all__ = ["load", "save"]
