@@ -23,6 +23,7 @@ from ..errors import CombinationError, SpecError
 from ..nn import Attention, Cache
 from ..selection import Energy
 from ..state import State
+from . import native
 from .base import Model, States, per_layer
 from .blocks import Block, FeedForward
 from .gpt2 import GPT2
@@ -53,14 +54,16 @@ class Layer:
         if a.turns_early:
             qk = a.spec.position.apply(qk, len(cache), _NOTHING)
         heads, cache = a.meet(qk[:, :H], qk[:, H:], v, cache, allow=rule, state=state)
-        x = x + self.out(heads.transpose(1, 2).reshape(x.shape[0], H * D))
+        x = self.out(heads.transpose(1, 2).reshape(x.shape[0], H * D), onto=x)
         wide = self.into(_normed(self.norms[1], x))
         if self.ffn.gate is None:
             wide = self.ffn.act(wide)
+        elif native.serves(*wide.shape, wide):
+            wide = native.swiglu(wide)
         else:
             gate, up = wide.chunk(2, dim=-1)
             wide = self.ffn.act(gate) * up
-        return x + self.down(wide), cache
+        return self.down(wide, onto=x), cache
 
 
 _NOTHING = State()
@@ -165,8 +168,6 @@ def _attentions(model: Model) -> list[Attention]:
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
     if not isinstance(norm, nn.RMSNorm) or norm.eps is None:
         return norm(x)
-    if x.shape[0] == 1 and x.device.type == "cpu":
-        # torch's norm is eight calls; for one row it is a dot product and two multiplications.
-        row = x.view(-1)
-        return (x * norm.weight).mul_((float(torch.dot(row, row)) / row.numel() + norm.eps) ** -0.5)
+    if norm.weight.dtype == torch.float32 and x.is_contiguous() and native.serves(*x.shape, x):
+        return native.rms(x, norm.weight, norm.eps)
     return F.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)

@@ -2,6 +2,7 @@
 
 There the arithmetic is nothing and reading the weights is all, so what counts is in which order they lie:
 
+    one to eight rows   (out, in), as it is, where `native` has products of its own; otherwise
     one row             (in, out), contiguous: the product streams whole lines; F.linear's (out, in) reaches half of it.
                         Where in > out, (out, in) is the better one again, and needs no copy.
     a few rows          oneDNN's blocked layout, made when the first such batch comes
@@ -19,14 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import native
+
 FEW = 16
 """Rows up to which the blocked layout is faster than a plain product."""
 
 
 class Product(Protocol):
-    """x (rows, in) to (rows, out)."""
+    """x (rows, in) to (rows, out); with `onto`, what it is added to, which is then overwritten where that saves a pass."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor: ...
 
 
 class Float:
@@ -35,13 +38,20 @@ class Float:
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         weight, self.bias = joined(linears)
         self.shape = weight.shape
-        self.on_cpu = weight.device.type == "cpu"
-        self.turned = self.on_cpu and weight.shape[0] > weight.shape[1]
+        on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
+        self.native = on_cpu and weight.is_contiguous() and native.serves(1, weight.shape[1], weight)
+        self.turned = on_cpu and not self.native and weight.shape[0] > weight.shape[1]
         self.weight = weight.t().contiguous() if self.turned else weight
-        self.blocked = self.on_cpu and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+        self.blocked = on_cpu and torch.backends.mkldnn.is_available()
         self.block: tuple[int, Tensor] | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
+        if self.native and x.shape[0] <= native.ROWS:
+            return native.product(x, self.weight, None, self.bias, onto)
+        out = self._product(x)
+        return out if onto is None else onto + out
+
+    def _product(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
         if 1 < rows <= FEW and self.blocked:
             if self.block is None or self.block[0] != rows:
@@ -54,11 +64,11 @@ class Float:
 
     @property
     def nbytes(self) -> int:
-        return self.weight.numel() * self.weight.element_size()
+        return self.shape.numel() * self.weight.element_size()
 
 
 class Int8:
-    """A byte per weight: W ≈ diag(s) · Q with |Q| ≤ 127, one s per output. Weights only: activations stay bfloat16.
+    """A byte per weight: W ≈ diag(s) · Q with |Q| ≤ 127, one s per output. Weights only: activations keep 14 bits or more.
 
     Faster kernels multiply bytes with bytes. Activations of seven bits took SmolLM2's perplexity from 104 to 240, so they are
     not for us.
@@ -67,13 +77,21 @@ class Int8:
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         weight, self.bias = joined(linears)
         self.shape = weight.shape
-        scale = weight.float().abs().amax(dim=1).clamp_min(1e-12) / 127
-        self.values = (weight / scale.unsqueeze(1)).round_().to(torch.int8)
-        self.scale = scale.to(torch.bfloat16)
+        self.scale = weight.float().abs().amax(dim=1).clamp_min(1e-12) / 127
+        self.values = (weight / self.scale.unsqueeze(1)).round_().to(torch.int8)
+        self.coarse = self.scale.to(torch.bfloat16)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        out = _bytes(x.to(torch.bfloat16), self.values, self.scale).to(x.dtype)
-        return out if self.bias is None else out.add_(self.bias)
+    def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
+        rows, inside = x.shape
+        if native.serves(rows, inside, x):
+            return native.product(x, self.values, self.scale, self.bias, onto)
+        if rows > FEW or native.serves(1, inside, x):
+            # Many rows share the work of writing the weights out.
+            out = F.linear(x, self.values.to(x.dtype) * self.scale.unsqueeze(1).to(x.dtype))
+        else:
+            out = _bytes(x.to(torch.bfloat16), self.values, self.coarse).to(x.dtype)
+        out = out if self.bias is None else out.add_(self.bias)
+        return out if onto is None else onto + out
 
     @property
     def nbytes(self) -> int:

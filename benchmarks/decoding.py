@@ -1,0 +1,110 @@
+"""Decoding SmolLM2-135M beside `transformers.generate`: greedy, in turns, the same tokens asked of both.
+
+The note of a row says which share of the memory's measured bandwidth a step of ours reaches: bytes of weights over its time,
+against the fastest of several sums over a tensor that no cache holds. For int8 it says what the bytes cost: the perplexity of
+a fixed paragraph and the largest change of a logit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.models import Sampling, generate, hub, perplexity
+from regard.models.decode import Weights, prepare
+from regard.models.generate import logits_of
+from regard.tour.speak import PARAGRAPH
+
+from .harness import Bench, Case, Reach, Row, quartiles, take_turns
+
+TITLE = "Decoding SmolLM2-135M"
+PEER = "transformers.generate"
+
+
+def cases(bench: Bench) -> list[Case]:
+    n = 8 if bench.settings.quick else 64
+    return [
+        Case("float32, one row", lambda: _row(bench, 1, 32, n, "float32", Reach(2, "faster"))),
+        Case("int8, one row", lambda: _row(bench, 1, 32, n, "int8", Reach(4, "faster"))),
+        Case("prefill", lambda: _row(bench, 1, bench.settings.size(512), 1, "float32", Reach(1.2, "faster"))),
+        Case("float32, eight rows", lambda: _row(bench, 8, 32, n, "float32", Reach(2, "faster"))),
+        Case("int8, eight rows", lambda: _row(bench, 8, 32, n, "int8", None)),
+    ]
+
+
+def _row(bench: Bench, batch: int, prompt: int, new: int, weights: Weights, reach: Reach | None) -> Row:
+    ours, theirs = _calls(batch, prompt, new, weights)
+    if weights == "float32":
+        # Two most likely tokens can be nearer than rounding; most rows have to agree from end to end.
+        same = float((ours() == theirs()).float().mean())
+        assert same > 0.9, f"{same:.0%} of the tokens are {PEER}'s"
+    pairs = take_turns(ours, theirs, bench.settings)
+    ratios = pairs.ratios("faster")
+    low, high = quartiles(ratios)
+    step = median(pairs.ours) / new
+    what = f"{weights}, {'one row' if batch == 1 else f'{batch} rows'}"
+    run = f"{prompt} tokens in" if new == 1 else f"{new} after {prompt}"
+    note = "" if new == 1 else _bandwidth(weights, step)
+    return Row(
+        "prefill" if new == 1 else what, run, PEER, step, median(pairs.theirs) / new, median(ratios), low, high, reach, "faster",
+        note=note + (_loss() if weights == "int8" and batch == 1 else ""),
+    )  # fmt: skip
+
+
+def _calls(batch: int, prompt: int, new: int, weights: Weights) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    model, _, peer = _models()
+    tokens = torch.randint(100, 40000, (batch, prompt), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(tokens)
+
+    def ours() -> Tensor:
+        return torch.tensor(generate(model, tokens, Sampling(max_tokens=new), weights=weights).tokens)
+
+    def theirs() -> Tensor:
+        fixed: dict[str, Any] = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "eos_token_id": None}
+        return peer.generate(tokens, attention_mask=mask, pad_token_id=2, **fixed)[:, prompt:]
+
+    return ours, theirs
+
+
+@cache
+def _models() -> tuple[Any, Any, Any]:
+    import transformers
+
+    hub.get("smollm2")
+    transformers.logging.set_verbosity_error()
+    model, tokenizer = hub.open_model("smollm2")
+    peer = transformers.AutoModelForCausalLM.from_pretrained(hub.resolve("smollm2"), dtype=torch.float32).eval()
+    return model, tokenizer, peer
+
+
+def _bandwidth(weights: Weights, step: float) -> str:
+    reached = prepare(_models()[0], weights).nbytes / step / 1e9
+    return f"{reached:.1f} GB/s of weights, {reached / _memory():.0%} of the memory's {_memory():.0f}"
+
+
+@cache
+def _memory() -> float:
+    x = torch.ones(1 << 26)
+    best = min(_seconds(x.sum) for _ in range(12))
+    return x.numel() * 4 / best / 1e9
+
+
+def _seconds(f: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    f()
+    return time.perf_counter() - started
+
+
+@cache
+def _loss() -> str:
+    model, tokenizer, _ = _models()
+    ids = tokenizer.encode(PARAGRAPH)
+    exact, coarse = (perplexity(model, ids, weights=w) for w in ("float32", "int8"))
+    change = (logits_of(model, ids) - logits_of(model, ids, weights="int8")).abs().max()
+    return f"; perplexity {exact:.2f} to {coarse:.2f}, largest change of a logit {float(change):.2f}"

@@ -1,0 +1,105 @@
+"""Products in C, compiled on the first use where a compiler is found; everything runs without them, only slower.
+
+torch's products are made for many rows. For one to eight, on AVX2, these read weights at the memory's speed from one core
+already, take int8 weights without rounding activations to bytes, and cost 3 µs to call. REGARD_NATIVE=0 turns them off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .hub import home
+
+SOURCE = Path(__file__).with_name("products.c")
+FLAGS = ("-O3", "-mavx2", "-mfma", "-fno-math-errno", "-fPIC")
+ROWS = 8
+STEP = 32
+"""The width of an input has to be a multiple of it."""
+
+_P, _L, _I, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+
+
+def serves(rows: int, width: int, x: Tensor) -> bool:
+    return rows <= ROWS and width % STEP == 0 and x.dtype == torch.float32 and x.device.type == "cpu" and library() is not None
+
+
+def product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, onto: Tensor | None = None) -> Tensor:
+    """x (rows, in) with weight (out, in), float32, or int8 with a scale per output; `onto` is added to, in place."""
+    (rows, inside), outside = x.shape, weight.shape[0]
+    x = x if x.is_contiguous() else x.contiguous()
+    y = torch.empty(rows, outside) if onto is None else onto
+    library().product(
+        x.data_ptr(), weight.data_ptr(), None if scale is None else scale.data_ptr(), None if bias is None else bias.data_ptr(),
+        y.data_ptr(), rows, inside, outside, onto is not None, torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    y = torch.empty_like(x)
+    library().rms(x.data_ptr(), weight.data_ptr(), eps, y.data_ptr(), *x.shape)
+    return y
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """silu of the first half of each row times the second."""
+    y = torch.empty(x.shape[0], x.shape[1] // 2)
+    library().swiglu(x.data_ptr(), y.data_ptr(), *y.shape)
+    return y
+
+
+@cache
+def library() -> Any:
+    """The compiled library, or None where it cannot be had."""
+    if os.environ.get("REGARD_NATIVE") == "0" or not sys.platform.startswith("linux"):
+        return None
+    if platform.machine() != "x86_64" or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        return None
+    try:
+        loaded = ctypes.CDLL(str(_compiled()))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    loaded.product.argtypes = [_P, _P, _P, _P, _P, _L, _L, _L, _I, _I]
+    loaded.rms.argtypes = [_P, _P, _F, _P, _L, _L]
+    loaded.swiglu.argtypes = [_P, _P, _L, _L]
+    for f in (loaded.product, loaded.rms, loaded.swiglu):
+        f.restype = None
+    return loaded
+
+
+def _compiled() -> Path:
+    # torch's own OpenMP: a second one would bring threads of its own, and both would wait for the cores.
+    openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if not openmp or compiler is None:
+        raise OSError("no compiler, or torch was built with another OpenMP")
+    text = SOURCE.read_bytes()
+    key = hashlib.sha256(b"\0".join([text, *map(str.encode, FLAGS), str(openmp[0]).encode()])).hexdigest()[:16]
+    target = home() / "native" / f"products-{key}.so"
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        part = Path(scratch) / "products"
+        # -fopenmp is for compiling only: at linking it would bring the compiler's own OpenMP in.
+        commands = (
+            [compiler, *FLAGS, "-fopenmp", "-c", str(SOURCE), "-o", f"{part}.o"],
+            [compiler, "-shared", f"{part}.o", str(openmp[0]), "-lm", "-o", f"{part}.so"],
+        )
+        for command in commands:
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+        Path(f"{part}.so").replace(target)
+    return target
