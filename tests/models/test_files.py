@@ -22,6 +22,7 @@ from regard.models.convert import load, save
 from regard.models.convert.gguf import GGUF
 from regard.models.convert.layout import Place
 from regard.nn import Attention
+from regard.position import Rope
 
 SMALL = LlamaConfig(vocabulary=31, width=16, depth=2, heads=4, key_heads=2, hidden=23, context=12)
 
@@ -201,7 +202,7 @@ def interleaved(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def write_gguf(path: Path, kind: str = "llama", **metadata: int) -> Llama:
+def write_gguf(path: Path, kind: str = "llama", divisors: np.ndarray | None = None, **metadata: int) -> Llama:
     """A tiny model in the layout that llama.cpp's converter writes."""
     import gguf
 
@@ -230,6 +231,8 @@ def write_gguf(path: Path, kind: str = "llama", **metadata: int) -> Llama:
         else:
             theirs = {"embed": "token_embd", "norm": "output_norm", "head": "output"}[module] + f".{leaf}"
         writer.add_tensor(theirs, x.numpy())
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -242,6 +245,19 @@ def test_a_gguf_file_comes_back_as_the_model_it_was_made_of(kind: str, tmp_path:
     model, x = write_gguf(tmp_path / "m.gguf", kind), tokens(2, 7) % 31
     with torch.no_grad():
         torch.testing.assert_close(load(tmp_path / "m.gguf").eval()(x).logits, model.eval()(x).logits)
+
+
+def test_llama_3_scaling_in_a_gguf_is_known_by_what_it_does(tmp_path: Path) -> None:
+    plain, scaled = Rope(base=500000.0), Rope(base=500000.0, scaling="llama3", factor=32.0, original=8192)
+    divisors = (plain.rates(8)[0] / scaled.rates(8)[0]).numpy()
+    assert divisors.min() == 1
+    assert divisors.max() == pytest.approx(32)
+    base = {"rope.freq_base": 500000}
+    write_gguf(tmp_path / "m.gguf", divisors=divisors, **base)
+    assert load(tmp_path / "m.gguf").config.rope == scaled
+    write_gguf(tmp_path / "n.gguf", divisors=divisors[::-1].copy(), **base)
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is not Llama 3"):
+        load(tmp_path / "n.gguf")
 
 
 def test_other_architectures_and_experts_are_refused(tmp_path: Path) -> None:

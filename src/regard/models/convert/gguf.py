@@ -8,6 +8,7 @@ dimensions paired for RoPE; they are put back into the half-split order on the w
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from .layout import Layout, Place, build, fill
 
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
+FREQUENCIES = "rope_freqs.weight"
 PERMUTED = {"llama": True, "qwen2": False}
 """The architectures read here, and whether q and k have to be put back in order."""
 
@@ -174,7 +176,7 @@ def read_config(file: GGUF) -> tuple[LlamaConfig, bool]:
         key_heads=c.size("attention.head_count_kv", heads),
         hidden=c.size("feed_forward_length"),
         head_width=None if head_width * heads == width else head_width,
-        rope=_rope(c, head_width),
+        rope=_rope(c, head_width, file.read(FREQUENCIES) if FREQUENCIES in file.tensors else None),
         # Stored in float32: 1e-5 comes back as 9.9999997e-06.
         eps=float(f"{c.number('attention.layer_norm_rms_epsilon', 1e-5):.6g}"),
         tied="output.weight" not in file.tensors,
@@ -198,14 +200,22 @@ def layout(config: LlamaConfig, permuted: bool) -> Layout:
             "blocks.{}.norm_2": f"{block}ffn_norm",
             "norm": "output_norm",
             "head": "output",
-        }
+        },
+        spare=(rf"^{re.escape(FREQUENCIES)}$",),
     )
 
 
-def _rope(c: Fields, head_width: int) -> Rope:
+def _rope(c: Fields, head_width: int, divisors: Tensor | None) -> Rope:
     kind = c.word("rope.scaling.type", ("none", "linear", "yarn"), "none")
     fraction = c.size("rope.dimension_count", head_width) / head_width
     rope = Rope(base=c.number("rope.freq_base", 10000.0), fraction=fraction)
+    if divisors is not None:
+        # Llama 3.1 and later keep what their scaling does to each pair, and not the numbers behind it, which are these.
+        known = Rope(rope.base, fraction, scaling="llama3", factor=float(divisors.max()), original=8192)
+        made = (rope.rates(head_width)[0] / known.rates(head_width)[0]).float()
+        if made.shape != divisors.shape or not torch.allclose(made, divisors, rtol=1e-3):
+            raise CheckpointError(f"{c.origin}: {FREQUENCIES} is not Llama 3's scaling of RoPE")
+        return known
     if kind == "none":
         return rope
     factor = c.number("rope.scaling.factor")
