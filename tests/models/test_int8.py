@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from regard.errors import SpecError
-from regard.models import GPT2Config, LlamaConfig, generate
-from regard.models.decode import prepare
+from regard.models import GPT2Config, LlamaConfig, generate, native
+from regard.models.decode import Weights, prepare
 from regard.models.generate import Sampling, logits_of
 from regard.models.layouts import FEW, Float, Int8
 
@@ -74,3 +74,34 @@ def test_int8_reads_a_quarter_of_the_bytes():
 def test_unknown_weights_name_the_choices():
     with pytest.raises(SpecError, match=r"float32.*int8"):
         prepare(LLAMA.build(), "int4")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize("batch", [1, 3, 9])
+def test_products_in_c_and_in_torch_speak_alike(weights: Weights, batch: int, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    prompts = torch.randint(0, 97, (batch, 5))
+
+    def spoken() -> tuple[list[list[int]], list[list[float]]]:
+        torch.manual_seed(1)
+        model = LLAMA.build().eval()
+        for p in model.parameters():
+            torch.nn.init.normal_(p, std=0.15) if p.ndim > 1 else None
+        out = generate(model, prompts, Sampling(max_tokens=3, logprobs=0), weights=weights)
+        assert out.logprobs is not None
+        return out.tokens, out.logprobs
+
+    tokens, rates = spoken()
+    monkeypatch.setattr(native, "library", lambda: None)
+    plain_tokens, plain_rates = spoken()
+    if weights == "float32":
+        assert tokens == plain_tokens
+    tolerance = 1e-4 if weights == "float32" else 0.1
+    torch.testing.assert_close(torch.tensor(rates)[:, 0], torch.tensor(plain_rates)[:, 0], rtol=tolerance, atol=tolerance)
+
+
+@torch.no_grad()
+def test_native_int8_hands_nan_on():
+    x = torch.randn(1, 64)
+    x[0, 3] = float("nan")
+    assert bool(torch.isnan(Int8([nn.Linear(64, 8)])(x)).all())

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..attention.allow import Allow, Causal, Window
 from ..errors import CombinationError, SpecError
 from ..nn import Attention, Cache
+from ..position import Rope
 from ..selection import Energy
 from ..state import State
 from . import native
@@ -49,16 +50,22 @@ class Layer:
         """x (B·N, M)."""
         a = self.attention
         H, G, D = a.heads, a.key_heads, a.head_width
-        qkv = self.qkv(_normed(self.norms[0], x)).view(batch, -1, H + 2 * G, D).transpose(1, 2)
+        flat = self.qkv(_normed(self.norms[0], x))
+        at = len(cache)
+        turns = cast(Rope, a.spec.position) if a.turns_early else None
+        if turns is not None and turns.layout == "half" and x.shape[0] == batch and native.serves(flat):
+            native.turn(flat, *turns.angles(flat.view(batch, -1, D), at, at + 1), H + G, D)
+            turns = None
+        qkv = flat.view(batch, -1, H + 2 * G, D).transpose(1, 2)
         qk, v = qkv[:, : H + G], qkv[:, H + G :]
-        if a.turns_early:
-            qk = a.spec.position.apply(qk, len(cache), _NOTHING)
+        if turns is not None:
+            qk = turns.apply(qk, at, _NOTHING)
         heads, cache = a.meet(qk[:, :H], qk[:, H:], v, cache, allow=rule, state=state)
         x = self.out(heads.transpose(1, 2).reshape(x.shape[0], H * D), onto=x)
         wide = self.into(_normed(self.norms[1], x))
         if self.ffn.gate is None:
             wide = self.ffn.act(wide)
-        elif native.serves(*wide.shape, wide):
+        elif native.serves(wide):
             wide = native.swiglu(wide)
         else:
             gate, up = wide.chunk(2, dim=-1)
@@ -168,6 +175,6 @@ def _attentions(model: Model) -> list[Attention]:
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
     if not isinstance(norm, nn.RMSNorm) or norm.eps is None:
         return norm(x)
-    if norm.weight.dtype == torch.float32 and x.is_contiguous() and native.serves(*x.shape, x):
+    if norm.weight.dtype == torch.float32 and x.is_contiguous() and native.serves(x):
         return native.rms(x, norm.weight, norm.eps)
     return F.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)

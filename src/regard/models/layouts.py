@@ -39,7 +39,7 @@ class Float:
         weight, self.bias = joined(linears)
         self.shape = weight.shape
         on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self.native = on_cpu and weight.is_contiguous() and native.serves(1, weight.shape[1], weight)
+        self.native = on_cpu and weight.is_contiguous() and native.serves(weight[:1])
         self.turned = on_cpu and not self.native and weight.shape[0] > weight.shape[1]
         self.weight = weight.t().contiguous() if self.turned else weight
         self.blocked = on_cpu and torch.backends.mkldnn.is_available()
@@ -82,10 +82,9 @@ class Int8:
         self.coarse = self.scale.to(torch.bfloat16)
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        rows, inside = x.shape
-        if native.serves(rows, inside, x):
+        if native.serves(x):
             return native.product(x, self.values, self.scale, self.bias, onto)
-        if rows > FEW or native.serves(1, inside, x):
+        if x.shape[0] > FEW or native.serves(x[:1]):
             # Many rows share the work of writing the weights out.
             out = F.linear(x, self.values.to(x.dtype) * self.scale.unsqueeze(1).to(x.dtype))
         else:

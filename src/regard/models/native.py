@@ -32,8 +32,10 @@ STEP = 32
 _P, _L, _I, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 
 
-def serves(rows: int, width: int, x: Tensor) -> bool:
-    return rows <= ROWS and width % STEP == 0 and x.dtype == torch.float32 and x.device.type == "cpu" and library() is not None
+def serves(x: Tensor) -> bool:
+    """True where x (rows, in) can be multiplied here."""
+    rows, width = x.shape
+    return rows <= ROWS and width % STEP == 0 and x.dtype == torch.float32 and x.is_cpu and library() is not None
 
 
 def product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, onto: Tensor | None = None) -> Tensor:
@@ -61,6 +63,12 @@ def swiglu(x: Tensor) -> Tensor:
     return y
 
 
+def turn(x: Tensor, cos: Tensor, sin: Tensor, heads: int, width: int) -> None:
+    """The first heads of each row, in place, all by the same angles."""
+    rows, stride = x.shape
+    library().turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, stride, heads, width, cos.shape[-1])
+
+
 @cache
 def library() -> Any:
     """The compiled library, or None where it cannot be had."""
@@ -75,7 +83,8 @@ def library() -> Any:
     loaded.product.argtypes = [_P, _P, _P, _P, _P, _L, _L, _L, _I, _I]
     loaded.rms.argtypes = [_P, _P, _F, _P, _L, _L]
     loaded.swiglu.argtypes = [_P, _P, _L, _L]
-    for f in (loaded.product, loaded.rms, loaded.swiglu):
+    loaded.turn.argtypes = [_P, _P, _P, _L, _L, _L, _L, _L]
+    for f in (loaded.product, loaded.rms, loaded.swiglu, loaded.turn):
         f.restype = None
     return loaded
 

@@ -134,3 +134,16 @@ void swiglu(const float *x, float *y, long rows, long hidden) {
             y[r * hidden + j] = g / (1.0f + expf(-g)) * x[r * 2 * hidden + hidden + j];
         }
 }
+
+// The first `heads` heads of each row turn in place; dimension i is paired with i + half (RoPE, layout "half").
+void turn(float *x, const float *cos, const float *sin, long rows, long stride, long heads, long width, long half) {
+    for (long r = 0; r < rows; r++)
+        for (long h = 0; h < heads; h++) {
+            float *a = x + r * stride + h * width, *b = a + half;
+            for (long i = 0; i < half; i++) {
+                float u = a[i], v = b[i];
+                a[i] = u * cos[i] - v * sin[i];
+                b[i] = v * cos[i] + u * sin[i];
+            }
+        }
+}

@@ -103,14 +103,17 @@ class Rope(Position):
 
     def rotate(self, x: Tensor, start: int, back: bool = False) -> Tensor:
         """x (…, N, D), whose tokens stand at start, start + 1, …; `back` turns the other way."""
-        stop = start + x.shape[-2]
+        cos, sin = self.angles(x, start, start + x.shape[-2])
+        return self.turn_pairs(x, cos, -sin if back else sin)
+
+    def angles(self, x: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """cos and sin (N, R/2) at positions start..stop, for heads like those of x."""
         first = min(start, 0)
         # Every layer and every step asks for the same angles: a table, grown by doubling, answers.
         length = 1 << max(stop - first, 1).bit_length()
         reach = 0 if self.early else max(stop, self.original)
         cos, sin = _table(self, x.shape[-1], (first, length, reach), x.dtype, x.device)
-        cos, sin = cos[start - first : stop - first], sin[start - first : stop - first]
-        return self.turn_pairs(x, cos, -sin if back else sin)
+        return cos[start - first : stop - first], sin[start - first : stop - first]
 
     def turn_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         turned = 2 * cos.shape[-1]
