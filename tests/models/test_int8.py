@@ -27,7 +27,7 @@ def test_float_layouts_multiply_like_the_layers_they_join(rows: int, inside: int
     torch.testing.assert_close(Float(linears[:1])(x), linears[0](x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize("rows", [1, 3, 20, 70])
 @torch.no_grad()
 def test_int8_error_is_that_of_rounding_the_weights_alone(rows: int):
     torch.manual_seed(0)

@@ -24,6 +24,8 @@ from . import native
 
 FEW = 16
 """Rows up to which the blocked layout is faster than a plain product."""
+SHORT = 64
+"""Rows up to which reading int8 weights again for every eight is cheaper than writing them out as floats."""
 
 
 class Product(Protocol):
@@ -84,7 +86,9 @@ class Int8:
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         if native.serves(x):
             return native.product(x, self.values, self.scale, self.bias, onto)
-        if x.shape[0] > FEW or native.serves(x[:1]):
+        if x.shape[0] <= SHORT and native.serves(x[:1]):
+            out = torch.cat([native.product(part, self.values, self.scale, None) for part in x.split(native.ROWS)])
+        elif x.shape[0] > FEW or native.serves(x[:1]):
             # Many rows share the work of writing the weights out.
             out = F.linear(x, self.values.to(x.dtype) * self.scale.unsqueeze(1).to(x.dtype))
         else:
