@@ -33,8 +33,8 @@ def train(
     regard train --resume
     torchrun --nproc-per-node 2 -m regard.cli.train train.parallel=fsdp
     """
-    # Threads that wait by spinning for long make a shared machine crawl (measured: 1,800 tokens/s beside one busy process
-    # against 6,700 without spinning). Only before torch is imported can this be said.
+    # Threads that spin for long while they wait make a shared machine crawl (figures in docs/training.md). Only before torch
+    # is imported can this be said.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from ..errors import RegardError
