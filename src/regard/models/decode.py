@@ -65,7 +65,7 @@ class Layer:
         wide = self.into(_normed(self.norms[1], x))
         if self.ffn.gate is None:
             wide = self.ffn.act(wide)
-        elif native.serves(wide):
+        elif self.ffn.act is F.silu and native.serves(wide):
             wide = native.swiglu(wide)
         else:
             gate, up = wide.chunk(2, dim=-1)

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import RegardError
+from ..errors import CheckpointError
 from .config import config as make_config
 from .config import read
 from .distributed import Ranks
@@ -39,10 +39,6 @@ from .tokenizer import load as load_tokenizer
 
 FORMAT = "regard-checkpoint-1"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-class CheckpointError(RegardError):
-    """A checkpoint that cannot be written or read; the message says what is still safe."""
 
 
 @dataclass(frozen=True)
