@@ -115,8 +115,9 @@ class Flash(torch.autograd.Function):
         E, width = v.shape[-1], max(q.shape[-1], v.shape[-1])
         qw, kw, vw = (_wide(x, width, H) for x in (q, k, v))
         bias = None if key_bias is None else _heads(key_bias, H).unsqueeze(-2)
-        out = q.new_zeros(*q.shape[:3], E)
-        lse = q.new_full(q.shape[:3], float("-inf"))
+        out = lse = q
+        if not cover.whole():
+            out, lse = q.new_zeros(*q.shape[:3], E), q.new_full(q.shape[:3], float("-inf"))
         for t in cover.chunks():
             if t.hi == t.lo:
                 continue
@@ -129,7 +130,7 @@ class Flash(torch.autograd.Function):
             o, m = o[..., :E], m.view(o.shape[:3])
             if empty is not None:
                 o, m = o.masked_fill(empty.unsqueeze(-1), 0), m.masked_fill(empty, float("-inf"))
-            if t.start == 0 and t.stop == q.shape[2]:
+            if cover.whole():
                 out, lse = o, m
             else:
                 out[:, :, rows], lse[:, :, rows] = o, m

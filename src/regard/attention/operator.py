@@ -97,7 +97,10 @@ def _temperature(p: Problem) -> float | Tensor:
 
 def _tiled(p: Problem) -> tuple[Tensor, Tensor | None]:
     job, tensors = tiled.job_for(p, p.lower())
-    out, carry = tiled.Tiled.apply(job, *tensors)  # pyright: ignore
+    if tiled.trains(*tensors):
+        out, carry = tiled.Tiled.apply(job, *tensors)  # pyright: ignore
+    else:
+        out, carry, _ = tiled.walk(job, tensors)
     if isinstance(p.inner, Energy) and p.spec.position.turns:
         sides = out.chunk(2, dim=-1)
         out = torch.cat([p.spec.position.revert(x, p.offset, p.state) for x in sides], dim=-1)

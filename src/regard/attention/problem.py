@@ -190,8 +190,8 @@ def _check_state(spec: Spec, selection: Selection, state: State, q: Tensor, v: T
 
 def check_result(out: Tensor, p: Problem) -> None:
     """Not finite in, not finite out: say which, instead of handing NaN on. One pass over the output, on CPU only."""
-    # A hard choice among NaN scores reads a finite value, so its inputs are looked at too.
-    hides = p.inner.picks or (isinstance(p.inner, Monotonic) and p.inner.mode == "hard")
+    # A hard walk among NaN scores reads a finite value, so its inputs are looked at too; a pick looks at its own score.
+    hides = isinstance(p.inner, Monotonic) and p.inner.mode == "hard"
     if out.device.type == "cpu" and not all(_finite(x) for x in ((out, p.q, p.k) if hides else (out,))):
         raise not_finite(p)
 

@@ -7,7 +7,7 @@ keys `allow` rules out are never made; where it allows a whole range of keys, no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from ..geometry.base import Lowered, Slot
-from ..selection import Energy
+from ..selection import GD, Energy
 from ..selection.base import Given
 from .allow import Tile
 from .problem import Problem, not_finite
 
-TILE = 1 << 20
-"""Scores per tile. 4 MiB of float32: large enough for the matrix product, small enough for the caches."""
+MOST_ROWS = 128
+TILE = 1 << 21
+"""Rows of a tile, and scores in it: large enough for the matrix product, small enough for the caches."""
 
 _ROWS, _KEYS, _WHOLE = "rows", "keys", "whole"
 _AXES = {
@@ -56,7 +57,7 @@ class Job:
         p = self.problem
         B, H, _, Q, K, _, _ = p.sizes
         wide = 1 if self.pair is None else self.width
-        rows = max(1 if self.pair else 16, min(256, 4 * TILE // max(1, B * H * K * wide * max(4, p.inner.cost))))
+        rows = max(1 if self.pair else 16, min(MOST_ROWS, 4 * TILE // max(1, B * H * K * wide * max(4, p.inner.cost))))
         reach = 0
         for start in range(0, Q, rows):
             stop = min(start + rows, Q)
@@ -66,12 +67,17 @@ class Job:
             lo, hi = (0, reach) if p.inner.carries else (span.lo, span.hi)
             yield Tile(start, stop, lo, hi, p.offset, p.q.device)
 
-    def compute(self, t: Tile, x: dict[str, Tensor], carry: Tensor | None, weigh: bool) -> TileOut:
-        """One tile from tensors that are cut to it. `weigh=False` lets a selection that picks skip its weights."""
+    def compute(
+        self, t: Tile, x: dict[str, Tensor], carry: Tensor | None, weigh: bool = False, scratch: Tensor | None = None
+    ) -> TileOut:
+        """One tile from tensors that are cut to it. A selection that picks skips its weights unless it is to `weigh`.
+
+        Scores go into `scratch` if it is given: fresh memory for every tile costs as much as a pass over it.
+        """
         p = self.problem
         B, H, _, _ = x["q"].shape
         rows, columns = t.stop - t.start, t.hi - t.lo
-        scores = self._scores(x).view(B, H, rows, columns)
+        scores = self._scores(x, scratch).view(B, H, rows, columns)
         if "key_bias" in x:
             bias = x["key_bias"]
             grouped = scores.view(B, bias.shape[1], -1, rows, columns)
@@ -108,12 +114,14 @@ class Job:
         weights = _zero(weights, empty)
         return TileOut(self._pieces(weights, x, columns), weights, scores, carry, empty, given)
 
-    def _scores(self, x: dict[str, Tensor]) -> Tensor:
+    def _scores(self, x: dict[str, Tensor], scratch: Tensor | None) -> Tensor:
         q, k = x["q"], x["k"]
         if self.pair is not None:
             return self.pair(q, k, *(x[n] for n in self.names if n.startswith("pair")))
-        B, G, _, width = k.shape
-        return torch.matmul((q * self.scale).reshape(B, G, -1, width), k.mT)
+        B, G, columns, width = k.shape
+        q = (q * self.scale).reshape(B * G, -1, width)
+        into = None if scratch is None else scratch[: q.shape[0] * q.shape[1] * columns].view(q.shape[0], -1, columns)
+        return torch.bmm(q, k.reshape(B * G, columns, width).mT, out=into)
 
     def _mask(self, scores: Tensor, t: Tile) -> Tensor | None:
         """Fill −inf where pairs may not meet; which rows have nothing left, and a placeholder 0 in those.
@@ -123,8 +131,9 @@ class Job:
         p = self.problem
         span = p.allow.span(t.start + t.offset, t.stop - 1 + t.offset, p.k.shape[2]).clip(p.k.shape[2])
         with torch.no_grad():
-            for lo, hi in ((t.lo, span.lo), (span.hi, t.hi)):
-                scores[..., max(lo, t.lo) - t.lo : max(min(hi, t.hi) - t.lo, 0)] = float("-inf")
+            for lo, hi in ((t.lo, span.lo), (max(span.hi, t.lo), t.hi)):
+                if hi > lo:
+                    scores[..., lo - t.lo : hi - t.lo] = float("-inf")
             for lo, hi in span.open_parts():
                 allowed = p.allow.tile(replace(t, lo=lo, hi=hi))
                 scores[..., lo - t.lo : hi - t.lo].masked_fill_(~allowed, float("-inf"))
@@ -184,27 +193,37 @@ def cut(x: Tensor, name: str, t: Tile) -> Tensor:
             return x
 
 
+@torch.no_grad()
+def walk(job: Job, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
+    """All tiles in turn: the output, the last carry, and the carry at each tile's door."""
+    p = job.problem
+    whole = dict(zip(job.names, tensors, strict=True))
+    q = whole["q"]
+    width = out_width(p)
+    out = q.new_zeros(*q.shape[:3], width)
+    carry = start_carry(job, q)
+    doors: list[Tensor | None] = []
+    tiles = list(job.tiles())
+    most = max((t.stop - t.start) * (t.hi - t.lo) for t in tiles)
+    scratch = q.new_empty(q.shape[0] * q.shape[1] * most)
+    for t in tiles:
+        doors.append(carry)
+        if t.hi == t.lo:
+            continue
+        tile = job.compute(t, {n: cut(x, n, t) for n, x in whole.items()}, carry, scratch=scratch)
+        for piece, (rows, columns) in zip(tile.pieces, job.places(t, width), strict=True):
+            out[..., rows, columns] += piece
+        carry = widen(tile.carry, p) if p.inner.carries else None
+    return out, carry, doors
+
+
 class Tiled(torch.autograd.Function):
     """Forward keeps the inputs and, for selections that carry, the carry at each tile's door. Backward makes tiles again."""
 
     @staticmethod
     def forward(ctx: Any, job: Job, *tensors: Tensor) -> tuple[Tensor, Tensor | None]:
-        p = job.problem
-        whole = dict(zip(job.names, tensors, strict=True))
-        q = whole["q"]
-        width = out_width(p)
-        out = q.new_zeros(*q.shape[:3], width)
-        carry = start_carry(job, q)
-        doors: list[Tensor | None] = []
-        for t in job.tiles():
-            doors.append(carry)
-            if t.hi == t.lo:
-                continue
-            tile = job.compute(t, {n: cut(x, n, t) for n, x in whole.items()}, carry, weigh=False)
-            for piece, (rows, columns) in zip(tile.pieces, job.places(t, width), strict=True):
-                out[..., rows, columns] += piece
-            carry = widen(tile.carry, p) if p.inner.carries else None
-        ctx.job, ctx.doors = job, doors
+        out, carry, ctx.doors = walk(job, tensors)
+        ctx.job = job
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         if carry is not None:
@@ -230,7 +249,7 @@ class Tiled(torch.autograd.Function):
                 parts[n].requires_grad_()
             carry = None if door is None else door.detach().requires_grad_()
             with torch.enable_grad():
-                tile = job.compute(t, parts, carry, weigh=False)
+                tile = job.compute(t, parts, carry)
             outs = list(tile.pieces)
             given = [grad_out[..., rows, columns] for rows, columns in job.places(t, grad_out.shape[-1])]
             if grad_carry is not None and tile.carry is not None:
@@ -277,11 +296,18 @@ def job_for(p: Problem, lowered: Lowered, need_rows: bool = False) -> tuple[Job,
     if lowered.pair is not None or k.shape[1] != v.shape[1]:
         k, v = (x.repeat_interleave(H // x.shape[1], dim=1) for x in (k, v))
     slots = p.slots(lowered)
-    x: dict[str, Tensor] = {"q": lowered.q, "k": k, "v": v}
-    if lowered.key_bias is not None:
-        x["key_bias"] = lowered.key_bias
+    q, bias = lowered.q, lowered.key_bias
+    if bias is not None and bias.shape[1] == k.shape[1]:
+        # One more dimension in the product is cheaper than one more pass over its scores.
+        q = torch.cat([q, torch.ones_like(q[..., :1])], dim=-1)
+        k = torch.cat([k, (bias / lowered.scale).unsqueeze(-1).expand(*k.shape[:3], 1)], dim=-1)
+        bias = None
+    x: dict[str, Tensor] = {"q": q, "k": k, "v": v}
+    if bias is not None:
+        x["key_bias"] = bias
     thresholds = p.refusal is not None and p.refusal.threshold is not None
-    if lowered.row_bias is not None and (need_rows or slots or thresholds or p.inner.absolute or p.inner.name == "gd"):
+    measures = isinstance(p.inner, GD) and (p.inner.coherence > 0 or p.inner.keep == "all" or trains(lowered.q, k, v))
+    if lowered.row_bias is not None and (need_rows or slots or thresholds or p.inner.absolute or measures):
         x["row_bias"] = lowered.row_bias()
     if slots:
         x["slot_score"] = torch.stack([s.score for s in slots], dim=-1)
@@ -294,6 +320,10 @@ def job_for(p: Problem, lowered: Lowered, need_rows: bool = False) -> tuple[Job,
     x |= {f"pair{i}": w for i, w in enumerate(lowered.params)}
     null = sum(s.value is None for s in slots)
     return Job(p, lowered.scale, lowered.pair, lowered.q.shape[-1], tuple(x), len(slots), null), list(x.values())
+
+
+def trains(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def _value(slot: Slot, v: Tensor, H: int) -> Tensor:

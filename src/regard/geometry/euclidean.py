@@ -33,7 +33,7 @@ class Distance(Geometry):
         # A common shift of q and k changes no distance, and keeps |k|² small enough not to drown the cross term.
         centre = k.detach().mean(-2, keepdim=True)
         k = k - centre
-        q = q - centre.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        q = q - (centre if q.shape[1] == k.shape[1] else centre.repeat_interleave(q.shape[1] // k.shape[1], dim=1))
         return Lowered(q, k, 2 * c, -c * k.square().sum(-1), lambda: -c * q.square().sum(-1))
 
     def distance(self, width: int) -> tuple[float, float]:

@@ -77,22 +77,6 @@ def one_hot(index: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(like).scatter_(-1, index.unsqueeze(-1), 1)
 
 
-def leftmost(scores: Tensor) -> Tensor:
-    """argmax along a row, the first of equals. A plain maximum is vectorised and argmax is not, so a row is folded into
-    `fold` lines, their maximum taken column by column, and only the winning column searched."""
-    width = scores.shape[-1]
-    fold = next((f for f in (32, 16, 8) if width % f == 0), 0)
-    if width < 256 or not fold or not scores.is_contiguous():
-        return scores.argmax(-1)
-    folded = scores.view(*scores.shape[:-1], fold, width // fold)
-    tops = folded.amax(-2)
-    column = tops.argmax(-1, keepdim=True)
-    if bool(((tops == tops.gather(-1, column)).sum(-1) > 1).any()):
-        return scores.argmax(-1)
-    line = folded.gather(-1, column.unsqueeze(-2).expand(*folded.shape[:-1], 1)).squeeze(-1).argmax(-1)
-    return line * (width // fold) + column.squeeze(-1)
-
-
 def per_head(x: Tensor) -> Tensor:
     """(H) against tiles (B, H, R, C)."""
     return x.view(-1, 1, 1)

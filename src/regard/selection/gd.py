@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CombinationError
-from .base import Given, Selection, leftmost, one_hot
+from .base import Given, Selection, one_hot
 
 _NEWTON_STEPS = 32
 """Two are enough for random (L, α); 30 at the cusp α = ½, L = √2."""
@@ -119,7 +119,7 @@ class GD(Selection):
         return hard if accepted is None else hard * accepted.unsqueeze(-1), None
 
     def index(self, scores: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
-        best = leftmost(scores)
+        best = scores.argmax(-1)
         if self.coherence == 0:
             return best, None
         nearest = scores.gather(-1, best.unsqueeze(-1))

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .base import Given, Selection, leftmost, one_hot
+from .base import Given, Selection, one_hot
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Hard(Selection):
 
     def index(self, scores: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
         if self.tie == "left":
-            return leftmost(scores), None
-        return scores.shape[-1] - 1 - leftmost(scores.flip(-1)), None
+            return scores.argmax(-1), None
+        return scores.shape[-1] - 1 - scores.flip(-1).argmax(-1), None
 
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor:
         return -scores.amax(-1)
