@@ -12,6 +12,7 @@ from ..selection import Energy, Hopfield, Softmax
 from ..state import LowRank
 from .fused import simple_rule
 from .problem import Problem
+from .tiled import rows_per_tile
 
 Backend = Literal["sdpa", "flash", "tiled"]
 
@@ -41,7 +42,7 @@ class Plan:
 def plan(p: Problem) -> Plan:
     backend, reasons = choose(p)
     B, H, G, Q, K, D, E = p.sizes
-    rows = max(16, min(256, (1 << 20) // max(1, B * H * K)))
+    rows = rows_per_tile(p)
     computed = 0
     for start in range(0, Q, rows):
         stop = min(start + rows, Q)

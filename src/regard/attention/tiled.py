@@ -55,9 +55,8 @@ class Job:
 
     def tiles(self) -> Iterator[Tile]:
         p = self.problem
-        B, H, _, Q, K, _, _ = p.sizes
-        wide = 1 if self.pair is None else self.width
-        rows = max(1 if self.pair else 16, min(MOST_ROWS, 4 * TILE // max(1, B * H * K * wide * max(4, p.inner.cost))))
+        _, _, _, Q, K, _, _ = p.sizes
+        rows = rows_per_tile(p, None if self.pair is None else self.width)
         reach = 0
         for start in range(0, Q, rows):
             stop = min(start + rows, Q)
@@ -175,6 +174,13 @@ class Job:
         if isinstance(self.problem.inner, Energy):
             return (rows, slice(0, width // 2)), (slice(t.lo, t.hi), slice(width // 2, width))
         return ((rows, slice(0, width)),)
+
+
+def rows_per_tile(p: Problem, pair_width: int | None = None) -> int:
+    """How many query rows one tile takes; a geometry that is no dot product holds `pair_width` numbers per pair."""
+    B, H, _, _, K, _, _ = p.sizes
+    held = B * H * K * (pair_width or 1) * max(4, p.inner.cost)
+    return max(1 if pair_width else 16, min(MOST_ROWS, 4 * TILE // max(1, held)))
 
 
 def out_width(p: Problem) -> int:
