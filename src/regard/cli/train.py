@@ -91,5 +91,11 @@ def newest() -> Path:
 
 
 if __name__ == "__main__":
-    # What torchrun calls: it starts a module once for each rank.
-    sys.exit(typer.run(train))
+    # What torchrun calls: it starts a module once for each rank. A rank ends at once, without Python's own farewell: gloo's
+    # threads, if they are still awake then, abort the process, and everything is on disk already.
+    try:
+        typer.run(train)
+    except SystemExit as end:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))

@@ -7,6 +7,7 @@ A batch is cut among ranks, never multiplied by them, so the losses are those of
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -79,7 +80,10 @@ def joined(c: TrainConfig) -> Generator[Ranks]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Ranks(rank, local, world, device, spread)
+        # Ranks leave together: one that goes while another still speaks to it can take it down.
+        dist.barrier()
     finally:
+        gc.collect()  # what still holds the group, such as DDP's reducer, goes before it
         dist.destroy_process_group()
 
 
