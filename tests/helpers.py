@@ -169,7 +169,7 @@ def trained(state: State) -> tuple[State, list[Tensor]]:
     return made, leaves
 
 
-def agree(actual: Tensor, expected: Tensor, rtol: float = 1e-7, atol: float = 1e-9) -> None:
+def assert_agree(actual: Tensor, expected: Tensor, rtol: float = 1e-7, atol: float = 1e-9) -> None:
     """The one tolerance of float64 comparisons."""
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
 
@@ -190,9 +190,9 @@ def assert_fast_is_plain(spec: Spec, s: Situation, state: State, leaves: list[Te
     allow = s.allow(s.queries, s.keys)
     fast = attend(q, k, values, spec, allow=allow, state=state)
     plain = attend_plainly(q, k, values, spec, allow=allow, state=state).output
-    agree(fast, plain)
+    assert_agree(fast, plain)
     for found, expected in zip(gradients(fast, [q, k, v, *leaves]), gradients(plain, [q, k, v, *leaves]), strict=True):
-        agree(found, expected, rtol=1e-6, atol=1e-8)
+        assert_agree(found, expected, rtol=1e-6, atol=1e-8)
 
 
 def iris_rows() -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import F64, agree, gradients, random
+from helpers import F64, assert_agree, gradients, random
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,10 +86,10 @@ def test_a_rule_attends_as_its_dense_tensor(made, line):
     torch.manual_seed(0)
     q, k, v = (x.requires_grad_() for x in (random(B, 2, Q, 4), random(B, 1, K, 4), random(B, 1, K, 3)))
     by_rule, by_mask = (attend(q, k, v, line, allow=a) for a in (allow, expected))
-    agree(by_rule, by_mask)
+    assert_agree(by_rule, by_mask)
     assert not by_rule[(~expected.any(-1)).expand(B, 2, Q)].any()
     for a, b in zip(gradients(by_rule, [q, k, v]), gradients(by_mask, [q, k, v]), strict=True):
-        agree(a, b)
+        assert_agree(a, b)
 
 
 def counted(allow, Q=7, K=7) -> list[int]:
@@ -117,14 +117,14 @@ def test_offset_says_where_the_first_query_stands():
     q, k, v = random(1, 2, 3, 4), random(1, 2, 7, 4), random(1, 2, 7, 4)
     for line in ("dot", "euclidean", "sparsemax", "rope", "alibi"):
         first = attend(q, k, v, line, allow=Causal(), state=State(offset=0))
-        agree(first, attend(q, k[:, :, :3], v[:, :, :3], line, allow=Causal()))
+        assert_agree(first, attend(q, k[:, :, :3], v[:, :, :3], line, allow=Causal()))
 
 
 def test_documents_do_not_meet():
     q, k, v = (random(1, 2, 7, 4) for _ in range(3))
     ids = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     out = attend(q, k, v, allow=Causal() & Document(ids))
-    agree(out[:, :, 3:], attend(*(x[:, :, 3:] for x in (q, k, v)), allow=Causal()))
+    assert_agree(out[:, :, 3:], attend(*(x[:, :, 3:] for x in (q, k, v)), allow=Causal()))
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (1, 5), (7, 1), (2, 1, 5), (1, 1, 7, 5), (2, 1, 1, 5), (2, 3, 7, 5)])
@@ -135,5 +135,5 @@ def test_masks_broadcast(shape):
         mask, shape = torch.rand(3, 1, 5) < 0.6, (3, 1, 5)
     wide = mask.expand(2, 3, 7, 5)
     for line in ("dot", "sparsemax"):
-        agree(attend(q, k, v, line, allow=mask), attend(q, k, v, line, allow=wide))
-    agree(attend(q, k, v, allow=mask & Causal()), attend(q, k, v, allow=Causal() & mask))
+        assert_agree(attend(q, k, v, line, allow=mask), attend(q, k, v, line, allow=wide))
+    assert_agree(attend(q, k, v, allow=mask & Causal()), attend(q, k, v, allow=Causal() & mask))

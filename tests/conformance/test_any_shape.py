@@ -6,7 +6,7 @@ from helpers import (
     POSITION_SPECS,
     SELECTION_SPECS,
     Situation,
-    agree,
+    assert_agree,
     every,
     gradients,
     inputs,
@@ -50,12 +50,12 @@ def test_any_mechanism_of_any_shape_under_any_mask_is_its_definition(situation, 
     allow = situation.allow(situation.queries, situation.keys)
     plain = attend_plainly(q, k, v, spec, allow=allow, state=state)
     seen = inspect(q, k, v, spec, allow=allow, state=state)
-    agree(seen.output, plain.output)
+    assert_agree(seen.output, plain.output)
     assert torch.equal(seen.accepted, plain.accepted)
-    agree(seen.weights(), plain.weights)
+    assert_agree(seen.weights(), plain.weights)
     wanted = [q, k, v, *leaves]
     for found, expected in zip(gradients(seen.output, wanted), gradients(plain.output, wanted), strict=True):
-        agree(found, expected, rtol=1e-6, atol=1e-8)
+        assert_agree(found, expected, rtol=1e-6, atol=1e-8)
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 7), st.booleans(), SELECTIONS)

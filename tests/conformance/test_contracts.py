@@ -11,7 +11,7 @@ from helpers import (
     SELECTION_SPECS,
     SITUATIONS,
     Situation,
-    agree,
+    assert_agree,
     every,
     gradients,
     inputs,
@@ -77,11 +77,11 @@ def test_permuted_keys_change_nothing_and_permuted_queries_permute(line):
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
     whole = attend(q, k, v, spec, state=state)
     if spec.selection.name == "energy":
-        agree(attend(q[:, :, order], k[:, :, order], None, spec), whole[:, :, order])
+        assert_agree(attend(q[:, :, order], k[:, :, order], None, spec), whole[:, :, order])
         return
     shuffled = attend(q, k[:, :, order], v[:, :, order], spec, state=state)
-    agree(shuffled, whole[..., order] if spec.selection.name == "pointer" else whole)
-    agree(attend(q[:, :, order], k, v, spec, state=state), whole[:, :, order])
+    assert_agree(shuffled, whole[..., order] if spec.selection.name == "pointer" else whole)
+    assert_agree(attend(q[:, :, order], k, v, spec, state=state), whole[:, :, order])
 
 
 @pytest.mark.parametrize("line", [line for line in every(SELECTION_SPECS) if line not in ORDERLESS])
@@ -103,7 +103,7 @@ def test_weights_are_a_choice(line, situation):
     assert (total <= 1 + 1e-9).all()
     slotted = "self_token" in line or "null_slot" in line
     if unwrap(spec.selection)[0].sums_to_one and unwrap(spec.selection)[1] is None and not slotted:
-        agree(total, seen.accepted.to(total.dtype))
+        assert_agree(total, seen.accepted.to(total.dtype))
         assert seen.accepted.any()
     assert torch.equal(seen.support, (weights > 0).sum(-1))
     assert ((seen.effective <= seen.support + 1e-6) | (seen.support == 0)).all()
@@ -121,9 +121,9 @@ def test_weights_on_demand_are_the_plain_weights_and_change_no_output(line, situ
     plain = attend_plainly(q, k, v, spec, allow=allow, state=state)
     seen = inspect(q, k, v, spec, allow=allow, state=state)
     before = seen.output.clone()
-    agree(seen.weights(), plain.weights)
-    agree(seen.weights(rows=[5, 0, -1], heads=[-1, 0]), plain.weights[:, [s.heads - 1, 0]][:, :, [5, 0, s.queries - 1]])
-    agree(seen.weights(rows=slice(1, 4), heads=slice(1, None)), plain.weights[:, 1:, 1:4])
+    assert_agree(seen.weights(), plain.weights)
+    assert_agree(seen.weights(rows=[5, 0, -1], heads=[-1, 0]), plain.weights[:, [s.heads - 1, 0]][:, :, [5, 0, s.queries - 1]])
+    assert_agree(seen.weights(rows=slice(1, 4), heads=slice(1, None)), plain.weights[:, 1:, 1:4])
     assert torch.equal(seen.accepted, plain.accepted)
     assert torch.equal(seen.output, before)
     assert torch.equal(attend(q, k, v, spec, allow=allow, state=state), before)
@@ -136,7 +136,7 @@ def test_weights_of_a_late_row_in_a_late_tile(line):
     spec, q, k, v, state = posed(line, situation)
     plain = attend_plainly(q, k, v, spec, allow=Causal(), state=state)
     seen = inspect(q, k, v, spec, allow=Causal(), state=state)
-    agree(seen.weights(rows=[35, 2]), plain.weights[:, :, [35, 2]])
+    assert_agree(seen.weights(rows=[35, 2]), plain.weights[:, :, [35, 2]])
     assert torch.equal(seen.accepted, plain.accepted)
 
 
@@ -181,7 +181,7 @@ def test_hard_has_the_gradient_of_softmax_on_q_and_k(line):
     hard, soft = attend(q, k, v, line, allow=Causal()), attend(q, k, v, "softmax", allow=Causal())
     assert (hard - soft).abs().max() > 0.1
     for found, expected in zip(gradients(hard, [q, k]), gradients(soft, [q, k]), strict=True):
-        agree(found, expected)
+        assert_agree(found, expected)
 
 
 def test_gd_has_the_gradient_of_its_relaxed_form():
@@ -189,7 +189,7 @@ def test_gd_has_the_gradient_of_its_relaxed_form():
     nearest, relaxed = (attend(q, k, v, f"gd(beta=0.4, keep={keep})", allow=Causal()) for keep in ("nearest", "all"))
     assert (nearest - relaxed).abs().max() > 0.1
     for found, expected in zip(gradients(nearest, [q, k]), gradients(relaxed, [q, k]), strict=True):
-        agree(found, expected)
+        assert_agree(found, expected)
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -8,7 +8,7 @@ from helpers import (
     POSITION_SPECS,
     SELECTION_SPECS,
     Situation,
-    agree,
+    assert_agree,
     every,
     inputs,
     joined,
@@ -40,10 +40,10 @@ def assert_steps_give_the_whole(line: str, allow=None) -> None:
         assert before is None or len(before) == held, "the old cache changed"
         assert len(cache) == stop
         if attention.points:
-            agree(out, whole[:, :, start:stop, :stop])
+            assert_agree(out, whole[:, :, start:stop, :stop])
             assert not whole[:, :, start:stop, stop:].any()
         else:
-            agree(out, whole[:, start:stop])
+            assert_agree(out, whole[:, start:stop])
 
 
 @pytest.mark.parametrize("selection", DECODED)
@@ -85,7 +85,7 @@ def test_the_state_that_inspect_returns_carries_on(selection, position):
     for start, stop in STEPS:
         seen = inspect(q[:, :, start:stop], k[:, :, :stop], v[:, :, :stop], spec, allow=Causal(), state=state)
         expected = whole[:, :, start:stop]
-        agree(seen.output, expected[..., :stop] if spec.selection.name == "pointer" else expected)
+        assert_agree(seen.output, expected[..., :stop] if spec.selection.name == "pointer" else expected)
         state = seen.state
 
 
@@ -104,7 +104,7 @@ def test_one_query_at_a_given_place_sees_no_later_key():
     q, k, v = inputs(situation)
     for line in ("dot", "euclidean", "sparsemax"):
         out = attend(q, k, v, line, allow=Causal(), state=State(offset=2))
-        agree(out, attend(q, k[:, :, :3], v[:, :, :3], line))
+        assert_agree(out, attend(q, k[:, :, :3], v[:, :, :3], line))
 
 
 def test_a_rule_of_the_module_can_be_decoded_under_padding():
@@ -116,4 +116,4 @@ def test_a_rule_of_the_module_can_be_decoded_under_padding():
     cache = None
     for n in range(LENGTH):
         out, cache = attention.step(x[:, n : n + 1], cache, allow=Causal() & real[..., : n + 1])
-        agree(out, whole[:, n : n + 1])
+        assert_agree(out, whole[:, n : n + 1])

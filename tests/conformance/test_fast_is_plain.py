@@ -14,7 +14,7 @@ from helpers import (
     D,
     E,
     Situation,
-    agree,
+    assert_agree,
     assert_fast_is_plain,
     every,
     full_state,
@@ -170,7 +170,7 @@ def test_each_batch_row_can_have_its_own_self(geometry):
     together = attend(q, k, v, geometry, state=State(self=own))
     for b in range(situation.batch):
         alone = attend(*(x[b : b + 1] for x in (q, k, v)), geometry, state=State(self=type(base)(own.s[b], base.weights)))
-        agree(together[b : b + 1], alone)
+        assert_agree(together[b : b + 1], alone)
 
 
 RULES = {
@@ -201,6 +201,6 @@ def test_values_may_be_wider_or_narrower_than_keys(line, value_width):
     fast = attend(q, k, v, line, allow=Causal(), state=state)
     plain = attend_plainly(q, k, v, line, allow=Causal(), state=state).output
     assert fast.shape == (*q.shape[:3], value_width)
-    agree(fast, plain)
+    assert_agree(fast, plain)
     for found, expected in zip(gradients(fast, [q, k, v]), gradients(plain, [q, k, v]), strict=True):
-        agree(found, expected)
+        assert_agree(found, expected)

@@ -77,7 +77,7 @@ def alone(place) -> Path:
     return place / "one"
 
 
-def agree(a: Path, b: Path) -> None:
+def assert_agree(a: Path, b: Path) -> None:
     found, wanted = metrics(a), metrics(b)
     assert found.keys() == wanted.keys()
     assert {s for s, _ in found} == set(range(1, 13))
@@ -97,12 +97,12 @@ def test_two_ranks_walk_through_one_ranks_losses_and_one_rank_goes_on(kind, plac
     model, tokenizer = load_run(place / kind)
     assert torch.isfinite(model(torch.tensor([tokenizer.encode("York")])).logits).all()
     train(one_rank(place, "train.steps=12"), place / kind, resume=True, quiet=True)
-    agree(place / kind, alone)
+    assert_agree(place / kind, alone)
 
 
 def test_a_run_of_one_rank_goes_on_sharded_over_two(place, alone):
     two_ranks(place, "eight", "train.steps=12", "train.parallel=fsdp", "--resume")
-    agree(place / "eight", alone)
+    assert_agree(place / "eight", alone)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Dot, cosine, euclidean, rbf, polynomial and additive against their formulas, and the lecture's worked example."""
 
 import torch
-from helpers import F64, agree, random
+from helpers import F64, assert_agree, random
 
 from regard import Additive, State, attend, inspect
 from regard.nn import Attention
@@ -32,36 +32,36 @@ def test_projections_cost_four_d_squared_whatever_the_number_of_heads():
 def test_cosine_ignores_lengths():
     q, k, v = posed()
     unit_q, unit_k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
-    agree(attend(q, k, v, "cosine(temperature=0.2)"), attended(unit_q @ unit_k.mT / 0.2, v))
+    assert_agree(attend(q, k, v, "cosine(temperature=0.2)"), attended(unit_q @ unit_k.mT / 0.2, v))
     stretched = attend(q * 1e-30, k * torch.rand(7, 1, dtype=F64) * 1e30, v, "cosine(temperature=0.2)")
-    agree(stretched, attend(q, k, v, "cosine(temperature=0.2)"))
+    assert_agree(stretched, attend(q, k, v, "cosine(temperature=0.2)"))
 
 
 def test_euclidean_is_minus_the_squared_distance():
     q, k, v = posed()
     squared = torch.cdist(q, k).square()
-    agree(attend(q, k, v, "euclidean"), attended(-squared / 2, v))
-    agree(attend(q, k, v, "euclidean(scale=0.3)"), attended(-0.3 * squared, v))
-    agree(attend(q, k, v, "rbf"), attended(-squared / 4, v))
-    agree(attend(q, k, v, "rbf(gamma=1.5)"), attended(-1.5 * squared, v))
+    assert_agree(attend(q, k, v, "euclidean"), attended(-squared / 2, v))
+    assert_agree(attend(q, k, v, "euclidean(scale=0.3)"), attended(-0.3 * squared, v))
+    assert_agree(attend(q, k, v, "rbf"), attended(-squared / 4, v))
+    assert_agree(attend(q, k, v, "rbf(gamma=1.5)"), attended(-1.5 * squared, v))
 
 
 def test_keys_of_one_norm_make_euclidean_a_dot_product_at_half_the_temperature():
     q, k, v = posed()
     k = k / k.norm(dim=-1, keepdim=True)
-    agree(attend(q, k, v, "euclidean"), attend(q, k, v, "softmax(0.5)"))
+    assert_agree(attend(q, k, v, "euclidean"), attend(q, k, v, "softmax(0.5)"))
 
 
 def test_rbf_is_the_nadaraya_watson_smoother():
     q, k, v = posed()
     kernel = torch.exp(-0.7 * torch.cdist(q, k).square())
-    agree(attend(q, k, v, "rbf(gamma=0.7)"), kernel @ v / kernel.sum(-1, keepdim=True))
+    assert_agree(attend(q, k, v, "rbf(gamma=0.7)"), kernel @ v / kernel.sum(-1, keepdim=True))
 
 
 def test_polynomial_is_a_kernel_smoother():
     q, k, v = posed()
     kernel = (q @ k.mT / 2 + 0.5) ** 4
-    agree(attend(q, k, v, "polynomial(degree=4, constant=0.5)"), kernel @ v / kernel.sum(-1, keepdim=True))
+    assert_agree(attend(q, k, v, "polynomial(degree=4, constant=0.5)"), kernel @ v / kernel.sum(-1, keepdim=True))
 
 
 def test_additive_is_bahdanau_s():
@@ -72,7 +72,7 @@ def test_additive_is_bahdanau_s():
         for i in range(5):
             for j in range(7):
                 scores[:, h, i, j] = torch.tanh(q[:, h, i] @ w_q[h].mT + k[:, h, j] @ w_k[h].mT) @ w[h]
-    agree(attend(q, k, v, "additive", state=State(additive=Additive(w, w_q, w_k))), attended(scores, v))
+    assert_agree(attend(q, k, v, "additive", state=State(additive=Additive(w, w_q, w_k))), attended(scores, v))
 
 
 def test_a_common_shift_changes_no_distance_even_in_float32():

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from helpers import F64, agree, random
+from helpers import F64, assert_agree, random
 
 from regard import Causal, Self, State, attend, inspect
 
@@ -41,7 +41,7 @@ def test_uniform_self_does_nothing_and_learns_nothing():
     s = random(S).requires_grad_()
     for line in ("softmax", "entmax(1.5)", "topk(3)", "hard"):
         out = attend(q, k, v, f"self_conditioned(form=uniform) | {line}", allow=Causal(), state=given({"u": u}, s))
-        agree(out, attend(q, k, v, line, allow=Causal()))
+        assert_agree(out, attend(q, k, v, line, allow=Causal()))
         if out.requires_grad:
             grads = torch.autograd.grad(out.square().sum(), (u, s), allow_unused=True)
             assert all(g is None or g.abs().max() < 1e-12 for g in grads)
@@ -60,14 +60,14 @@ def test_temperature_multiplies_the_scores():
     q, k, v = posed()
     w, s = random(H, S), random(S)
     scores = q @ k.mT / W**0.5 * torch.exp(w @ s).view(H, 1, 1)
-    agree(attend(q, k, v, "self_conditioned(form=temperature)", state=given({"w": w}, s)), torch.softmax(scores, -1) @ v)
+    assert_agree(attend(q, k, v, "self_conditioned(form=temperature)", state=given({"w": w}, s)), torch.softmax(scores, -1) @ v)
 
 
 def test_key_bias_adds_k_dot_u_s():
     q, k, v = posed()
     U, s = random(H, W, S), random(S)
     scores = q @ k.mT / W**0.5 + torch.einsum("bhkd,hds,s->bhk", k, U, s).unsqueeze(-2)
-    agree(attend(q, k, v, "self_conditioned(form=key_bias)", state=given({"U": U}, s)), torch.softmax(scores, -1) @ v)
+    assert_agree(attend(q, k, v, "self_conditioned(form=key_bias)", state=given({"U": U}, s)), torch.softmax(scores, -1) @ v)
 
 
 def test_low_rank_bends_the_query():
@@ -75,7 +75,9 @@ def test_low_rank_bends_the_query():
     A, B, C, s = random(H, W, 2), random(2, S), random(H, 2, W), random(S)
     bend = torch.eye(W, dtype=F64) + A @ torch.diag(B @ s) @ C
     bent = torch.einsum("hde,bhqe->bhqd", bend, q)
-    agree(attend(q, k, v, "self_conditioned(form=low_rank)", state=given({"A": A, "B": B, "C": C}, s)), attend(bent, k, v))
+    assert_agree(
+        attend(q, k, v, "self_conditioned(form=low_rank)", state=given({"A": A, "B": B, "C": C}, s)), attend(bent, k, v)
+    )
 
 
 def test_null_slot_is_a_gate_on_the_log_sum_exp():
@@ -85,7 +87,7 @@ def test_null_slot_is_a_gate_on_the_log_sum_exp():
     lse = torch.logsumexp(q @ k.mT / W**0.5, -1)
     gate = torch.sigmoid(lse + (u @ s).view(1, H, 1))
     found = attend(q, k, v, "self_conditioned(form=null_slot)", state=given({"u": u}, s))
-    agree(found, gate.unsqueeze(-1) * attend(q, k, v))
+    assert_agree(found, gate.unsqueeze(-1) * attend(q, k, v))
 
 
 def test_self_token_is_one_more_key_at_the_gate_of_s():
@@ -96,7 +98,7 @@ def test_self_token_is_one_more_key_at_the_gate_of_s():
     scores = torch.cat([q @ k.mT, q @ key.mT], -1) / W**0.5
     scores[..., -1] += torch.log(n / (1 + n))
     expected = torch.softmax(scores, -1) @ torch.cat([v, value], 2)
-    agree(attend(q, k, v, "self_conditioned(form=self_token)", state=given({"W_k": W_k, "W_v": W_v}, s)), expected)
+    assert_agree(attend(q, k, v, "self_conditioned(form=self_token)", state=given({"W_k": W_k, "W_v": W_v}, s)), expected)
 
 
 WEIGHTS = {
@@ -136,7 +138,7 @@ def test_jacobian_at_zero_is_the_covariance_of_values_and_what_s_moves(form):
         "temperature": lambda: torch.einsum("bhqk,bhqke,bhqk,hs->bhqes", a, centred, q @ k.mT / W**0.5, weights["w"]),
         "key_bias": lambda: torch.einsum("bhqk,bhqke,bhkd,hds->bhqes", a, centred, k, weights["U"]),
     }[form]()
-    agree(found, expected)
+    assert_agree(found, expected)
 
 
 def test_key_bias_before_rope_is_relative():
@@ -146,4 +148,4 @@ def test_key_bias_before_rope_is_relative():
     pad = random(1, H, 100, W)
     later = torch.cat([torch.zeros(7, 100, dtype=torch.bool), torch.ones(7, 7, dtype=torch.bool)], -1)
     moved = attend(q, torch.cat([pad, k], 2), torch.cat([pad, v], 2), line, allow=later, state=state)
-    agree(moved, attend(q, k, v, line, state=state), atol=1e-8)
+    assert_agree(moved, attend(q, k, v, line, state=state), atol=1e-8)

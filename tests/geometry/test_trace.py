@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import F64, agree, gradients, random
+from helpers import F64, assert_agree, gradients, random
 
 from regard import Causal, LowRank, State, attend, explain, inspect
 from regard.attention.reference import attend_plainly
@@ -46,8 +46,8 @@ def test_score_is_the_published_formula():
             delta = q[0, 0, i] - k[0, 0, j]
             expected[i, j] = q[0, 0, i] @ k[0, 0, j] / 2 - 0.3 * delta @ T[0] @ delta
     plain = attend_plainly(q, k, k, "trace(gamma=0.3)", state=State(trace=T))
-    agree(plain.scores[0, 0], expected)
-    agree(inspect(q, k, k, "trace(gamma=0.3)", state=State(trace=T)).weights()[0, 0], torch.softmax(expected, -1))
+    assert_agree(plain.scores[0, 0], expected)
+    assert_agree(inspect(q, k, k, "trace(gamma=0.3)", state=State(trace=T)).weights()[0, 0], torch.softmax(expected, -1))
 
 
 def weight_of_the_pair(T: torch.Tensor, q: torch.Tensor, k: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ def test_score_of_the_imprinted_pair_is_beta_times_one_minus_c_squared():
     scores = attend_plainly(
         *(x.view(1, 1, 1, 16) for x in (q, k, k)), "trace(base=none)", state=State(trace=3 * torch.outer(k, q).unsqueeze(0))
     ).scores
-    agree(scores.flatten()[0], 3 * (1 - q @ k) ** 2)
+    assert_agree(scores.flatten()[0], 3 * (1 - q @ k) ** 2)
 
 
 def test_a_rescaled_key_between_the_norms_is_repelled():
@@ -81,8 +81,10 @@ def test_a_rescaled_key_between_the_norms_is_repelled():
     q = unit(16)
     T = torch.outer(2 * q, q).unsqueeze(0)
     here = [x.view(1, 1, 1, 16) for x in (q, 2 * q, q)]
-    agree(attend_plainly(*here, "trace(base=none)", state=State(trace=T)).scores.flatten()[0], torch.tensor(-2.0, dtype=F64))
-    agree(
+    assert_agree(
+        attend_plainly(*here, "trace(base=none)", state=State(trace=T)).scores.flatten()[0], torch.tensor(-2.0, dtype=F64)
+    )
+    assert_agree(
         attend_plainly(*here, "trace(base=none, norm=unit)", state=State(trace=T)).scores.flatten()[0],
         torch.tensor(0.0, dtype=F64),
     )
@@ -93,10 +95,10 @@ def test_gradient_is_symmetric_and_the_antisymmetric_part_is_inert():
     T = random(2, 6, 6, scale=0.2).requires_grad_()
     out = attend(q, k, v, "trace(gamma=0.5)", allow=Causal(), state=State(trace=T))
     (grad,) = gradients(out, [T])
-    agree(grad, grad.mT)
+    assert_agree(grad, grad.mT)
     assert grad.abs().max() > 1e-3
     twisted = random(2, 6, 6, scale=10)
-    agree(attend(q, k, v, "trace(gamma=0.5)", allow=Causal(), state=State(trace=T + twisted - twisted.mT)), out)
+    assert_agree(attend(q, k, v, "trace(gamma=0.5)", allow=Causal(), state=State(trace=T + twisted - twisted.mT)), out)
 
 
 def test_gradient_of_surprise_is_a_signed_sum_of_delta_by_delta():
@@ -108,7 +110,7 @@ def test_gradient_of_surprise_is_a_signed_sum_of_delta_by_delta():
     weights = inspect(q, k, v, "trace(gamma=0.7)", state=State(trace=T)).weights()[0, 0]
     g = weights * torch.einsum("ie,ije->ij", direction[0, 0], v[0, 0][None] - out.detach()[0, 0][:, None])
     delta = q[0, 0][:, None] - k[0, 0][None]
-    agree(grad[0], -0.7 * torch.einsum("ij,ijd,ije->de", g, delta, delta))
+    assert_agree(grad[0], -0.7 * torch.einsum("ij,ijd,ije->de", g, delta, delta))
     assert (g > 1e-4).any()
     assert (g < -1e-4).any()
 
@@ -132,7 +134,7 @@ def test_metric_does_not_see_the_position():
         moved = attend(
             q, *(torch.cat([pad, x], 2) for x in (k, v)), "trace(gamma=0.5) | rope", allow=later, state=State(trace=T)
         )
-        agree(moved, out, atol=1e-8)
+        assert_agree(moved, out, atol=1e-8)
 
 
 def test_low_rank_factors_are_their_dense_product():
@@ -143,7 +145,9 @@ def test_low_rank_factors_are_their_dense_product():
         LowRank(random(2, 6, 2), signs=random(2)),
     ):
         for line in ("trace(gamma=0.3)", "trace(gamma=0.3) | rope", "trace(base=none) | sparsemax"):
-            agree(attend(q, k, v, line, state=State(trace=trace)), attend(q, k, v, line, state=State(trace=trace.dense())))
+            assert_agree(
+                attend(q, k, v, line, state=State(trace=trace)), attend(q, k, v, line, state=State(trace=trace.dense()))
+            )
 
 
 def test_one_trace_for_each_batch_row():
@@ -152,7 +156,7 @@ def test_one_trace_for_each_batch_row():
         together = attend(q, k, v, line, state=State(trace=T))
         for b in range(3):
             one = attend(*(x[b : b + 1] for x in (q, k, v)), line, state=State(trace=T[b]))
-            agree(together[b : b + 1], one)
+            assert_agree(together[b : b + 1], one)
 
 
 def test_a_negative_eigenvalue_makes_a_long_key_win_and_stays_finite():

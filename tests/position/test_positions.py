@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import F64, agree, random
+from helpers import F64, assert_agree, random
 
 from regard import Causal, ShapeError, SpecError, State, attend, inspect, parse
 from regard.position import Relative, Rope
@@ -28,7 +28,7 @@ def test_alibi_subtracts_slope_times_distance():
     weights = inspect(q, k, k, "alibi", allow=Causal()).weights()
     for h, slope in enumerate(slopes(8)):
         row = torch.softmax(torch.tensor([-slope * (4 - j) for j in range(5)], dtype=F64), 0)
-        agree(weights[0, h, 4], row)
+        assert_agree(weights[0, h, 4], row)
 
 
 def test_sinusoids_are_the_corrected_numbers_of_the_lecture():
@@ -40,8 +40,8 @@ def test_sinusoids_are_the_corrected_numbers_of_the_lecture():
 def test_sinusoidal_adds_the_same_places_to_queries_and_keys():
     q, k, v = random(1, 2, 3, 6), random(1, 2, 5, 6), random(1, 2, 5, 6)
     table = sinusoids(5, 6)
-    agree(attend(q, k, v, "sinusoidal"), attend(q + table[2:], k + table, v))
-    agree(attend(q, k, v, "learned", state=State(positions=table)), attend(q, k, v, "sinusoidal"))
+    assert_agree(attend(q, k, v, "sinusoidal"), attend(q + table[2:], k + table, v))
+    assert_agree(attend(q, k, v, "learned", state=State(positions=table)), attend(q, k, v, "sinusoidal"))
 
 
 def test_attention_without_a_position_is_equivariant_and_with_one_is_not():
@@ -49,9 +49,9 @@ def test_attention_without_a_position_is_equivariant_and_with_one_is_not():
     x = random(1, 2, 7, 6)
     order = torch.tensor([2, 0, 5, 6, 1, 3, 4])
     y = x[:, :, order]
-    agree(attend(y, y, y), attend(x, x, x)[:, :, order])
+    assert_agree(attend(y, y, y), attend(x, x, x)[:, :, order])
     assert (attend(y, y, y) - attend(x, x, x)).abs().max() > 0.1
-    agree(attend(y, y, y).mean(2), attend(x, x, x).mean(2))
+    assert_agree(attend(y, y, y).mean(2), attend(x, x, x).mean(2))
     for line in ("rope", "alibi", "sinusoidal"):
         assert (attend(y, y, y, line) - attend(x, x, x, line)[:, :, order]).abs().max() > 1e-2
 
@@ -62,10 +62,12 @@ def test_rope_keeps_norms_and_depends_on_the_offset_only(layout, fraction):
     rope = Rope(layout=layout, fraction=fraction)
     q, k = random(1, 1, 1, 8), random(1, 1, 1, 8)
     for at in (0, 1, 17, 1000):
-        agree(rope.rotate(q, at).norm(), q.norm())
-        agree((rope.rotate(q, at + 3) * rope.rotate(k, at)).sum(), (rope.rotate(q, 3) * rope.rotate(k, 0)).sum(), atol=1e-8)
+        assert_agree(rope.rotate(q, at).norm(), q.norm())
+        assert_agree(
+            (rope.rotate(q, at + 3) * rope.rotate(k, at)).sum(), (rope.rotate(q, 3) * rope.rotate(k, 0)).sum(), atol=1e-8
+        )
     assert abs(float((rope.rotate(q, 3) * k).sum() - (rope.rotate(q, 4) * k).sum())) > 1e-3
-    agree(rope.revert(rope.rotate(q, 5), 5, State()), q)
+    assert_agree(rope.revert(rope.rotate(q, 5), 5, State()), q)
     assert torch.equal(rope.rotate(q, 0), q)
 
 
@@ -77,34 +79,34 @@ def test_rope_turns_each_pair_by_its_rate():
             for n in range(3):
                 angle = (5 + n) * 10000 ** (-i / 2)
                 c, s = math.cos(angle), math.sin(angle)
-                agree(turned[0, 0, n, a], c * x[0, 0, n, a] - s * x[0, 0, n, b])
-                agree(turned[0, 0, n, b], s * x[0, 0, n, a] + c * x[0, 0, n, b])
+                assert_agree(turned[0, 0, n, a], c * x[0, 0, n, a] - s * x[0, 0, n, b])
+                assert_agree(turned[0, 0, n, b], s * x[0, 0, n, a] + c * x[0, 0, n, b])
 
 
 def test_rope_layouts_are_one_rotation_in_another_order():
     x = random(1, 1, 5, 8)
     order = [0, 4, 1, 5, 2, 6, 3, 7]
     half = Rope(layout="half").rotate(x, 2)
-    agree(Rope(layout="interleaved").rotate(x[..., order], 2), half[..., order])
+    assert_agree(Rope(layout="interleaved").rotate(x[..., order], 2), half[..., order])
 
 
 def test_rope_turns_only_its_fraction():
     x = random(1, 1, 5, 8)
     turned = Rope(fraction=0.5).rotate(x, 3)
     assert torch.equal(turned[..., 4:], x[..., 4:])
-    agree(turned[..., :4], Rope().rotate(x[..., :4].contiguous(), 3))
+    assert_agree(turned[..., :4], Rope().rotate(x[..., :4].contiguous(), 3))
 
 
 def test_rope_scalings_at_factor_one_change_nothing_and_at_others_do():
     plain = Rope().rates(16)[0]
     for scaling in ("linear", "ntk", "llama3", "yarn"):
-        agree(Rope(scaling=scaling, factor=1.0).rates(16)[0], plain)
+        assert_agree(Rope(scaling=scaling, factor=1.0).rates(16)[0], plain)
         stretched = Rope(scaling=scaling, factor=4.0, original=64).rates(16)[0]
         assert (stretched <= plain + 1e-12).all()
         assert stretched[-1] < plain[-1]
-    agree(Rope(scaling="linear", factor=4.0).rates(16)[0], plain / 4)
+    assert_agree(Rope(scaling="linear", factor=4.0).rates(16)[0], plain / 4)
     ntk = Rope(scaling="ntk", factor=4.0).rates(16)[0]
-    agree(ntk[-1], plain[-1] / 4)
+    assert_agree(ntk[-1], plain[-1] / 4)
     assert ntk[0] == plain[0]
     assert abs(Rope(scaling="yarn", factor=4.0).rates(16)[1] - (0.1 * math.log(4) + 1)) < 1e-12
 
@@ -112,7 +114,7 @@ def test_rope_scalings_at_factor_one_change_nothing_and_at_others_do():
 def test_a_cross_query_can_stand_before_the_first_key():
     q, k, v = random(1, 1, 7, 6), random(1, 1, 5, 6), random(1, 1, 5, 6)
     near = attend(q, k, v, "rope")
-    agree(near[:, :, 2:], attend(q[:, :, 2:], k, v, "rope"))
+    assert_agree(near[:, :, 2:], attend(q[:, :, 2:], k, v, "rope"))
     assert near.isfinite().all()
 
 
@@ -151,7 +153,7 @@ def test_relative_bias_is_added_to_the_score_of_its_bucket():
     q, k = torch.zeros(1, 2, 3, 4, dtype=F64), random(1, 2, 3, 4)
     weights = inspect(q, k, k, "relative", state=State(relative=table)).weights()
     bucket = Relative().bucket(torch.arange(3), torch.arange(3))
-    agree(weights[0], torch.softmax(table[bucket].permute(2, 0, 1), -1))
+    assert_agree(weights[0], torch.softmax(table[bucket].permute(2, 0, 1), -1))
 
 
 @pytest.mark.parametrize("line", ["relative(buckets=32, max_distance=8)", "relative(buckets=6)", "relative(buckets=32.0)"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import F64, agree, random
+from helpers import F64, assert_agree, random
 
 from regard import Causal, State, attend, inspect
 
@@ -15,14 +15,14 @@ def test_default_is_torch_s_attention():
             attend(q, k, v, allow=allow), F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=6**-0.5)
         )
         grouped = F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], is_causal=causal, enable_gqa=True)
-        agree(attend(q, k[:, :2], v[:, :2], allow=allow), grouped)
+        assert_agree(attend(q, k[:, :2], v[:, :2], allow=allow), grouped)
 
 
 def test_masked_attention_is_torch_s_masked_attention():
     q, k, v = (random(2, 3, 7, 6) for _ in range(3))
     mask = torch.rand(2, 3, 7, 7) < 0.5
     mask[..., 0] = True
-    agree(attend(q, k, v, "softmax", allow=mask), F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    assert_agree(attend(q, k, v, "softmax", allow=mask), F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
 def test_masked_softmax_of_the_lecture():
@@ -36,10 +36,10 @@ def test_masked_softmax_of_the_lecture():
 
 def test_temperature_divides_the_scores():
     q, k, v = (random(1, 2, 5, 4) for _ in range(3))
-    agree(attend(q, k, v, "softmax(0.25)"), attend(q, k, v, "dot(scale=2)"))
+    assert_agree(attend(q, k, v, "softmax(0.25)"), attend(q, k, v, "dot(scale=2)"))
     learned = attend(q, k, v, "softmax(learned)", state=State(temperature=torch.tensor([0.25, 1.0], dtype=F64)))
-    agree(learned[:, 0], attend(q, k, v, "softmax(0.25)")[:, 0])
-    agree(learned[:, 1], attend(q, k, v)[:, 1])
+    assert_agree(learned[:, 0], attend(q, k, v, "softmax(0.25)")[:, 0])
+    assert_agree(learned[:, 1], attend(q, k, v)[:, 1])
 
 
 def test_topk_keeps_exactly_k_and_ties_go_left():
@@ -53,7 +53,7 @@ def test_topk_keeps_exactly_k_and_ties_go_left():
     q, k, v = (random(2, 2, 7, 4) for _ in range(3))
     assert (inspect(q, k, v, "topk(3)").support == 3).all()
     assert inspect(q, k, v, "topk(3)", allow=Causal()).support[0, 0].tolist() == [1, 2, 3, 3, 3, 3, 3]
-    agree(attend(q, k, v, "topk(7)"), attend(q, k, v))
+    assert_agree(attend(q, k, v, "topk(7)"), attend(q, k, v))
 
 
 @pytest.mark.parametrize(("tie", "key"), [("left", 1), ("right", 3)])
@@ -76,8 +76,8 @@ def test_hard_output_is_a_value_exactly():
 def test_pointer_is_the_distribution_over_keys():
     q, k = random(2, 3, 5, 4), random(2, 3, 7, 4)
     expected = torch.softmax(q @ k.mT / 2, -1)
-    agree(attend(q, k, None, "pointer"), expected)
-    agree(attend(q, k, random(2, 3, 7, 9), "pointer"), expected)
+    assert_agree(attend(q, k, None, "pointer"), expected)
+    assert_agree(attend(q, k, random(2, 3, 7, 9), "pointer"), expected)
     assert (attend(q, k, None, "pointer(hard)").sum(-1) == 1).all()
 
 
@@ -88,7 +88,7 @@ def test_null_slot_scales_the_output_by_the_share_of_the_real_keys():
     for null in (-3.0, 0.0, 2.5):
         share = torch.sigmoid(torch.logsumexp(scores, -1) - null)
         seen = inspect(q, k, v, f"abstain(softmax, null_logit={null})")
-        agree(seen.output, share.unsqueeze(-1) * attend(q, k, v))
+        assert_agree(seen.output, share.unsqueeze(-1) * attend(q, k, v))
         assert torch.equal(seen.accepted, share >= 0.5)
     assert inspect(q, k, v, "abstain(softmax, null_logit=-3)").accepted.all()
     assert not inspect(q, k, v, "abstain(softmax, null_logit=9)").accepted.any()
@@ -101,19 +101,19 @@ def test_threshold_refuses_a_row_whose_best_score_is_below_it():
         seen = inspect(q, k, v, f"abstain({inner}, threshold=0.8)")
         assert torch.equal(seen.accepted, best >= 0.8)
         assert 0 < seen.accepted.sum() < seen.accepted.numel()
-        agree(seen.output, attend(q, k, v, inner) * (best >= 0.8).unsqueeze(-1))
+        assert_agree(seen.output, attend(q, k, v, inner) * (best >= 0.8).unsqueeze(-1))
 
 
 def test_softmax_energy_is_minus_the_log_sum_exp_of_the_geometry_s_own_scores():
     q, k, v = (random(2, 3, 7, 6) for _ in range(3))
-    agree(inspect(q, k, v).energy, -torch.logsumexp(q @ k.mT / 6**0.5, -1))
+    assert_agree(inspect(q, k, v).energy, -torch.logsumexp(q @ k.mT / 6**0.5, -1))
     distances = torch.cdist(q, k).square() / 6**0.5
-    agree(inspect(q, k, v, "euclidean").energy, -torch.logsumexp(-distances, -1))
-    agree(inspect(q, k, v, "hard").energy, -(q @ k.mT / 6**0.5).amax(-1))
+    assert_agree(inspect(q, k, v, "euclidean").energy, -torch.logsumexp(-distances, -1))
+    assert_agree(inspect(q, k, v, "hard").energy, -(q @ k.mT / 6**0.5).amax(-1))
 
 
 def test_effective_number_of_keys_runs_from_one_to_all():
     q, k, v = torch.zeros(1, 1, 1, 4, dtype=F64), random(1, 1, 7, 4), random(1, 1, 7, 4)
-    agree(inspect(q, k, v).effective, torch.full((1, 1, 1), 7.0, dtype=F64))
+    assert_agree(inspect(q, k, v).effective, torch.full((1, 1, 1), 7.0, dtype=F64))
     sharp = inspect(random(1, 1, 1, 4) * 1e3, k, v).effective
-    agree(sharp, torch.ones_like(sharp))
+    assert_agree(sharp, torch.ones_like(sharp))

@@ -3,7 +3,7 @@
 import entmax as package
 import pytest
 import torch
-from helpers import F64, agree, random
+from helpers import F64, assert_agree, random
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ STEEP = [2.1, 2.5, 4.0]
 
 
 def test_published_values_of_the_package():
-    agree(entmax(PUBLISHED, 2.0), torch.tensor([0, 0.25, 0.75], dtype=F64))
+    assert_agree(entmax(PUBLISHED, 2.0), torch.tensor([0, 0.25, 0.75], dtype=F64))
     torch.testing.assert_close(entmax(PUBLISHED, 1.5), torch.tensor([0, 0.3260, 0.6740], dtype=F64), rtol=0, atol=5e-5)
 
 
@@ -28,7 +28,7 @@ def test_published_gradients_of_the_package():
     torch.testing.assert_close(weights, torch.tensor([0.0053, 0.3521, 0.6426], dtype=F64), rtol=0, atol=5e-5)
     found = torch.stack([torch.autograd.grad(w, alpha, retain_graph=True)[0] for w in weights])
     torch.testing.assert_close(found, torch.tensor([-0.1123, -0.0590, 0.1713], dtype=F64), rtol=0, atol=5e-5)
-    agree(found, (entmax(PUBLISHED, 1.25 + 1e-5) - entmax(PUBLISHED, 1.25 - 1e-5)) / 2e-5, atol=1e-6)
+    assert_agree(found, (entmax(PUBLISHED, 1.25 + 1e-5) - entmax(PUBLISHED, 1.25 - 1e-5)) / 2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("ours", [entmax, entmax_sorted])
@@ -48,10 +48,10 @@ def test_equals_the_package_s_bisection_with_the_gradient_of_alpha(alpha, ours):
 
 
 def assert_same(actual, expected, leaves, **tolerance):
-    agree(actual, expected, **tolerance)
+    assert_agree(actual, expected, **tolerance)
     direction = random(*actual.shape)
     for a, b in zip(*(torch.autograd.grad((y * direction).sum(), leaves) for y in (actual, expected)), strict=True):
-        agree(a, b, **tolerance)
+        assert_agree(a, b, **tolerance)
 
 
 @given(
@@ -62,10 +62,10 @@ def assert_same(actual, expected, leaves, **tolerance):
 def test_one_row_alone_is_exact_sums_to_one_and_ignores_a_shift(row, alpha, shift):
     x = torch.tensor([row], dtype=F64)
     p = entmax(x, alpha)
-    agree(p, package.entmax_bisect(x, alpha, dim=-1, n_iter=100), rtol=1e-6, atol=1e-8)
-    agree(p.sum(-1), torch.ones(1, dtype=F64))
+    assert_agree(p, package.entmax_bisect(x, alpha, dim=-1, n_iter=100), rtol=1e-6, atol=1e-8)
+    assert_agree(p.sum(-1), torch.ones(1, dtype=F64))
     assert (p >= 0).all()
-    agree(entmax(x + shift, alpha), p, atol=1e-7)
+    assert_agree(entmax(x + shift, alpha), p, atol=1e-7)
     order = torch.argsort(x, dim=-1)
     assert (p.gather(-1, order).diff() >= -1e-12).all(), "a larger score has no smaller weight"
 
@@ -80,7 +80,7 @@ def test_one_hot_exactly_when_the_gap_reaches_one_over_alpha_minus_one(alpha):
 
 def test_sparsemax_of_a_distribution_is_itself():
     p = torch.softmax(random(7, 5), dim=-1)
-    agree(entmax(p, 2.0), p)
+    assert_agree(entmax(p, 2.0), p)
 
 
 def test_jacobian_is_the_closed_form():
@@ -89,7 +89,7 @@ def test_jacobian_is_the_closed_form():
         p = entmax(x, alpha)
         w = torch.where(p > 0, p ** (2 - alpha), 0)
         expected = torch.diag(w) - torch.outer(w, w) / w.sum()
-        agree(torch.autograd.functional.jacobian(lambda z, a=alpha: entmax(z, a), x), expected)
+        assert_agree(torch.autograd.functional.jacobian(lambda z, a=alpha: entmax(z, a), x), expected)
 
 
 def test_alpha_near_one_is_softmax_and_a_large_alpha_is_hard():
@@ -105,7 +105,7 @@ def test_each_head_learns_its_own_alpha():
     support = seen.support.double().mean((0, 2))
     assert support[0] > support[1] > support[2]
     for head, value in enumerate((1.1, 1.5, 2.0)):
-        agree(seen.output[:, head], attend(q, k, v, f"entmax({value})")[:, head])
+        assert_agree(seen.output[:, head], attend(q, k, v, f"entmax({value})")[:, head])
     seen.output.square().sum().backward()
     assert (alpha.grad.abs() > 1e-6).all()
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import F64, agree, random
+from helpers import F64, assert_agree, random
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,12 +120,12 @@ def test_jump_tells_the_whole_story():
     there = jump.index >= 0
     assert torch.equal(there, seen.accepted)
     assert there.any()
-    agree(jump.distance[there], apart.amin(-1)[there])
-    agree((q + jump.distance.unsqueeze(-1) * jump.direction)[there], seen.output[there])
-    agree(jump.energy[there], seen.energy[there])
-    agree(jump.energy[there], jump.distance[there].square() * 2 / 4)
-    agree(jump.point[there], ((q + seen.output) / 2)[there])
-    agree(jump.coherence[there], 2 / (2 * jump.distance[there].square()))
+    assert_agree(jump.distance[there], apart.amin(-1)[there])
+    assert_agree((q + jump.distance.unsqueeze(-1) * jump.direction)[there], seen.output[there])
+    assert_agree(jump.energy[there], seen.energy[there])
+    assert_agree(jump.energy[there], jump.distance[there].square() * 2 / 4)
+    assert_agree(jump.point[there], ((q + seen.output) / 2)[there])
+    assert_agree(jump.coherence[there], 2 / (2 * jump.distance[there].square()))
 
 
 def test_keep_all_re_forms_attention_among_the_coherent_keys():
@@ -134,7 +134,7 @@ def test_keep_all_re_forms_attention_among_the_coherent_keys():
     fits = squared <= 2
     weights = torch.softmax((-squared).masked_fill(~fits, -torch.inf), -1).nan_to_num(0)
     seen = inspect(q, k, v, "gd(coherence=1, keep=all)")
-    agree(seen.weights(), weights)
+    assert_agree(seen.weights(), weights)
     assert torch.equal(seen.support, fits.sum(-1))
     assert torch.equal(seen.accepted, fits.any(-1))
     assert 0 < fits.sum() < fits.numel()

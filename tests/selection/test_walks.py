@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from helpers import F64, agree, gradients, random
+from helpers import F64, assert_agree, gradients, random
 
 from regard import Causal, State, Window, attend, inspect
 from regard.nn import Attention
@@ -22,7 +22,7 @@ def test_monotonic_is_the_double_loop_of_its_paper():
                 passed = torch.prod(1 - p[i, start:j])
                 expected[i, j] += p[i, j] * before * passed
     seen = inspect(q, k, k, "monotonic")
-    agree(seen.weights()[0, 0], expected)
+    assert_agree(seen.weights()[0, 0], expected)
     assert (seen.weights().sum(-1) < 1).all(), "the reader can run off the end"
 
 
@@ -48,7 +48,7 @@ def test_certain_readers_agree_in_both_modes():
     # A refused reader waits in hard mode; in expectation it has run off the end for good.
     on_the_way = hard.accepted.cummin(-1).values
     assert on_the_way.sum() > 7
-    agree(attend(q, k, v, "monotonic")[on_the_way], hard.output[on_the_way], atol=1e-6)
+    assert_agree(attend(q, k, v, "monotonic")[on_the_way], hard.output[on_the_way], atol=1e-6)
 
 
 def test_selective_is_its_paper_s_definition():
@@ -62,7 +62,7 @@ def test_selective_is_its_paper_s_definition():
     S = torch.roll(S, 1, -2)
     S[..., 0, :] = 0
     expected = torch.softmax(logits - torch.cumsum(S, -2)[:, None], -1) @ v
-    agree(attend(q, k, v, "selective", allow=Causal()), expected)
+    assert_agree(attend(q, k, v, "selective", allow=Causal()), expected)
     assert (expected - attend(q, k, v, allow=Causal())).abs().max() > 1e-2
 
 
@@ -87,12 +87,12 @@ def test_hopfield_energy_is_ramsauer_s():
     lse = torch.logsumexp(2 * xi @ x.mT, -1) / 2
     largest = x.norm(dim=-1).max()
     expected = -lse + 0.5 * xi.square().sum(-1) + torch.log(torch.tensor(7.0)) / 2 + 0.5 * largest**2
-    agree(inspect(xi, x, x, "hopfield(beta=2)").energy, expected)
+    assert_agree(inspect(xi, x, x, "hopfield(beta=2)").energy, expected)
 
 
 def test_hopfield_with_one_step_is_attention_and_retrieves_a_stored_pattern():
     x = random(1, 1, 7, 16)
-    agree(attend(x, x, x, "hopfield"), attend(x, x, x))
+    assert_agree(attend(x, x, x, "hopfield"), attend(x, x, x))
     noisy = x + 0.2 * random(1, 1, 7, 16)
     torch.testing.assert_close(attend(noisy, x, x, "hopfield(beta=8, steps=3)"), x, rtol=0, atol=1e-3)
 
@@ -110,7 +110,7 @@ def test_energy_transformer_s_update_is_the_gradient_of_its_energy_which_falls()
     others = ~torch.eye(7, dtype=torch.bool)
     update = module(g, allow=~Window(1))
     (gradient,) = torch.autograd.grad(descended(module, g, 0.5, others), g)
-    agree(update, -gradient)
+    assert_agree(update, -gradient)
     energies = []
     with torch.no_grad():
         for _ in range(20):
@@ -121,7 +121,7 @@ def test_energy_transformer_s_update_is_the_gradient_of_its_energy_which_falls()
 
 def test_energy_s_own_rows_are_the_log_sum_exp():
     q, k = random(1, 2, 5, 4), random(1, 2, 5, 4)
-    agree(inspect(q, k, None, "energy").energy, -torch.logsumexp(q @ k.mT / 2, -1))
+    assert_agree(inspect(q, k, None, "energy").energy, -torch.logsumexp(q @ k.mT / 2, -1))
 
 
 def test_energy_turns_its_update_back_into_the_frame_before_rope():
@@ -129,7 +129,7 @@ def test_energy_turns_its_update_back_into_the_frame_before_rope():
     energy = -2 * torch.logsumexp(attend_scores(q, k), -1).sum()
     dq, dk = torch.autograd.grad(energy, (q, k))
     out = attend(q, k, None, "energy | rope")
-    agree(out, torch.cat([-dq, -dk], -1))
+    assert_agree(out, torch.cat([-dq, -dk], -1))
 
 
 def attend_scores(q, k):
@@ -151,4 +151,4 @@ def test_carry_can_be_handed_over_in_pieces():
         seen = inspect(q[:, :, start:stop], k, v, "monotonic", state=State(carry=state.carry, offset=start))
         pieces.append(seen.output)
         state = seen.state
-    agree(torch.cat(pieces, 2), attend(q, k, v, "monotonic"))
+    assert_agree(torch.cat(pieces, 2), attend(q, k, v, "monotonic"))
