@@ -5,9 +5,12 @@ The cache is state in, state out: `out, cache = attention.step(x, cache)`. Step 
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, cast
+from typing import Literal, Protocol, cast
 
 import torch
 from jaxtyping import Float
@@ -34,9 +37,11 @@ class Cache:
     k: Float[Tensor, "B G K D"] | None = None
     v: Float[Tensor, "B G K E"] | None = None
     carry: Tensor | None = None
+    lead: int = 0
+    """Places before the first token: what an identity remembers stands there, and counts for no position."""
 
     def __len__(self) -> int:
-        return 0 if self.k is None else self.k.shape[2]
+        return 0 if self.k is None else self.k.shape[2] - self.lead
 
     def keys(self) -> Tensor:
         assert self.k is not None
@@ -51,6 +56,48 @@ class Cache:
         if self.k is None or self.v is None:
             return replace(self, k=k, v=v)
         return replace(self, k=torch.cat([self.k, k], dim=2), v=torch.cat([self.v, v], dim=2))
+
+    def led(self, k: Tensor, v: Tensor) -> Cache:
+        """This cache, empty still, with slots before its first token."""
+        return replace(self.grown(k, v), lead=k.shape[2])
+
+
+class Bend(Protocol):
+    """What an identity does to one layer: heads that RoPE has not turned yet go in, heads come out."""
+
+    def meet(
+        self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Cache, allow: Allow | Tensor | None
+    ) -> tuple[Tensor, Cache]: ...
+    def rows(self, index: Tensor) -> Bend: ...
+    @property
+    def padless(self) -> bool:
+        """True when padding before a text would move it against what is remembered."""
+        ...
+
+
+_BENDS: ContextVar[Mapping[nn.Module, Bend] | None] = ContextVar("bends", default=None)
+"""Of this thread or task alone: two requests may live different lives on one model at the same time."""
+
+
+@contextmanager
+def bent(bends: Mapping[nn.Module, Bend] | None) -> Generator[None]:
+    """Inside, these layers attend as their bends say; the model itself is not touched."""
+    token = _BENDS.set(bends)
+    try:
+        yield
+    finally:
+        _BENDS.reset(token)
+
+
+@contextmanager
+def bent_rows(rows: list[int] | None) -> Generator[None]:
+    """Inside, row i of a batch is what row `rows[i]` of the bends is for."""
+    now = _BENDS.get()
+    if now is None or rows is None:
+        yield
+        return
+    with bent({m: b.rows(torch.tensor(rows)) for m, b in now.items()}):
+        yield
 
 
 class Attention(nn.Module):
@@ -102,6 +149,9 @@ class Attention(nn.Module):
         state: State | None = None,
     ) -> Tensor:
         q, k, v = self._project(x, x if context is None else context)
+        bend = self.bend
+        if bend is not None and v is not None and context is None:
+            return self.joined(bend.meet(self, q, k, v, Cache(), allow)[0])
         return self.joined(attend(q, k, v, self.spec, allow=allow, state=self.state(state)))
 
     def inspect(
@@ -119,6 +169,10 @@ class Attention(nn.Module):
             raise CombinationError("energy moves a token by what later tokens do, so it cannot be decoded step by step")
         q, k, v = self._project(x, x)
         cache = Cache() if cache is None else cache
+        bend = self.bend
+        if bend is not None and v is not None:
+            out, cache = bend.meet(self, q, k, v, cache, allow)
+            return self.joined(out), cache
         if self.turns_early:
             q, k = (self.spec.position.apply(y, len(cache), State()) for y in (q, k))
         out, cache = self.meet(q, k, v, cache, allow=allow, state=state)
@@ -146,6 +200,12 @@ class Attention(nn.Module):
         problem = pose(q, cache.keys(), cache.values(), self.met, (None, None, None), allow, whole)
         out, carry = run(problem)
         return out, cache if carry is None else replace(cache, carry=carry)
+
+    @property
+    def bend(self) -> Bend | None:
+        """What bends this layer here and now; None for a model by itself."""
+        bends = _BENDS.get()
+        return None if bends is None else bends.get(self)
 
     @cached_property
     def met(self) -> Spec:
@@ -232,4 +292,4 @@ def _trained(spec: Spec, H: int, G: int, D: int, S: int) -> dict[str, nn.Paramet
     return {name: nn.Parameter(value) for name, value in found.items()}
 
 
-__all__ = ["Attention", "Cache"]
+__all__ = ["Attention", "Bend", "Cache", "bent", "bent_rows"]

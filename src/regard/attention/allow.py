@@ -215,6 +215,24 @@ class Mask(Allow):
 
 
 @dataclass(frozen=True)
+class Behind(Allow):
+    """A rule for the keys after the first `lead`; those in front may be met by everyone."""
+
+    lead: int
+    a: Allow
+
+    def tile(self, t: Tile) -> Tensor:
+        cut = min(max(self.lead, t.lo), t.hi)
+        inner = Tile(t.start, t.stop, cut - self.lead, t.hi - self.lead, t.offset - self.lead, t.device)
+        rest = self.a.tile(inner) if t.hi > cut else torch.ones(1, 1, 1, 0, dtype=torch.bool, device=t.device)
+        rest = rest.expand(*rest.shape[:2], t.stop - t.start, t.hi - cut)
+        return torch.cat([rest.new_ones(*rest.shape[:3], cut - t.lo), rest], dim=-1)
+
+    def check(self, B: int, H: int, Q: int, K: int) -> None:
+        self.a.check(B, H, Q, K - self.lead)
+
+
+@dataclass(frozen=True)
 class Both(Allow):
     a: Allow
     b: Allow
@@ -304,5 +322,7 @@ def bind(a: Allow, keys: int) -> Allow:
             return Either(bind(x, keys), bind(y, keys))
         case Not(x):
             return Not(bind(x, keys))
+        case Behind(n, x):
+            return Behind(n, bind(x, keys - n))
         case _:
             return a

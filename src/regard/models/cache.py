@@ -25,7 +25,7 @@ class StaticCache(Cache):
     """How far the room is written, shared by all views over it."""
 
     def __len__(self) -> int:
-        return self.length
+        return self.length - self.lead
 
     def keys(self) -> Tensor:
         assert self.k is not None
@@ -45,7 +45,7 @@ class StaticCache(Cache):
         home.k.narrow(2, start, stop - start).copy_(k)
         home.v.narrow(2, start, stop - start).copy_(v)
         home.taken[0] = stop
-        return StaticCache(home.k, home.v, self.carry, stop, home.capacity, home.taken)
+        return StaticCache(home.k, home.v, self.carry, self.lead, stop, home.capacity, home.taken)
 
     def _moved(self, k: Tensor, v: Tensor, needed: int) -> StaticCache:
         """A new room, at least twice as large where the old one was too small."""

@@ -51,6 +51,11 @@ class Layer:
         a = self.attention
         H, G, D = a.heads, a.key_heads, a.head_width
         flat = self.qkv(_normed(self.norms[0], x))
+        bend = a.bend
+        if bend is not None:
+            q, k, v = flat.view(batch, -1, H + 2 * G, D).transpose(1, 2).split([H, G, G], dim=1)
+            heads, cache = bend.meet(a, q, k, v, cache, rule)
+            return self.rest(x, heads), cache
         at = len(cache)
         turns = cast(Rope, a.spec.position) if a.turns_early else None
         if turns is not None and turns.layout == "half" and x.shape[0] == batch and native.serves(flat):
@@ -61,7 +66,11 @@ class Layer:
         if turns is not None:
             qk = turns.apply(qk, at, _NOTHING)
         heads, cache = a.meet(qk[:, :H], qk[:, H:], v, cache, allow=rule, state=state)
-        x = self.out(heads.transpose(1, 2).reshape(x.shape[0], H * D), onto=x)
+        return self.rest(x, heads), cache
+
+    def rest(self, x: Tensor, heads: Tensor) -> Tensor:
+        """What comes after attention: back to the model's width, then the feed-forward layer."""
+        x = self.out(heads.transpose(1, 2).reshape(x.shape[0], -1), onto=x)
         wide = self.into(_normed(self.norms[1], x))
         if self.ffn.gate is None:
             wide = self.ffn.act(wide)
@@ -70,7 +79,7 @@ class Layer:
         else:
             gate, up = wide.chunk(2, dim=-1)
             wide = self.ffn.act(gate) * up
-        return self.down(wide, onto=x), cache
+        return self.down(wide, onto=x)
 
 
 _NOTHING = State()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..attention.allow import Allow, Padding
 from ..errors import NumericsError, ShapeError, SpecError
-from ..nn import Attention
+from ..nn import Attention, bent_rows
 from ..position import NoPosition
 from .base import Model, States
 from .cache import static_caches
@@ -74,8 +74,10 @@ def generate(
     was_training = model.training
     model.eval()
     try:
-        for group in _groups(model, prompts):
-            _run(decoder, [streams[i] for i in group], s, states, prefill)
+        groups = _groups(model, prompts)
+        for group in groups:
+            with bent_rows(group if len(groups) > 1 else None):
+                _run(decoder, [streams[i] for i in group], s, states, prefill)
     except KeyboardInterrupt:
         for stream in streams:
             stream.interrupt()
@@ -192,6 +194,8 @@ def _paddable(module: object) -> bool:
     """False where attention reads a token's place from the start of the row, which padding would move."""
     if not isinstance(module, Attention):
         return True
+    if module.bend is not None and module.bend.padless:
+        return False
     relative = isinstance(module.spec.position, NoPosition) or module.spec.position.name in ("rope", "alibi", "relative")
     return relative and not module.inner.carries
 

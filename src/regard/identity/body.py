@@ -1,0 +1,147 @@
+"""A model as an identity meets it: where its layers are, what they project, and who it is.
+
+`body_of` knows our own decoders; Hugging Face's are in `inject.py`. Whatever is done to a body ends with the `with` block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..errors import CombinationError
+from ..geometry import Dot
+from ..models.base import Model
+from ..nn import Attention, bent
+from .identity import Base
+from .read import LayerRead, _turns  # pyright: ignore[reportPrivateUsage]
+
+SAMPLES = 1024
+"""Numbers of each weight that go into a fingerprint."""
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """What one layer projected, before RoPE, of one text."""
+
+    q: Float[Tensor, "H N D"]
+    k: Float[Tensor, "G N D"]
+    v: Float[Tensor, "G N D"]
+
+
+class Body(ABC):
+    model: nn.Module
+    base: Base
+    scales: list[float]
+    """Of the scores, layer by layer."""
+
+    @abstractmethod
+    def logits(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
+        """A plain forward, under whatever lives here now."""
+
+    @abstractmethod
+    def watched(self, tokens: Int[Tensor, " N"]) -> tuple[Float[Tensor, "N V"], list[Heads]]:
+        """Logits, and what every layer projected on the way."""
+
+    @abstractmethod
+    def turned(self, layer: int, x: Float[Tensor, "... N D"]) -> Tensor:
+        """Queries or keys at positions 0, 1, … as the layer's RoPE turns them."""
+
+    @abstractmethod
+    def read(self, reads: Sequence[LayerRead | None]) -> Any:
+        """A context manager in which the layers read these."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+class OwnBody(Body):
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.layers = [m for m in model.modules() if isinstance(m, Attention)]
+        if not self.layers or getattr(model, "family", "") not in ("llama", "gpt2"):
+            raise CombinationError(f"a {type(model).__name__} is no decoder that an identity can live in: use LLaMA or GPT-2")
+        for layer in self.layers:
+            _turns(layer)
+        first = self.layers[0]
+        self.scales = [cast(Dot, x.spec.geometry).scale_for(x.head_width) for x in self.layers]
+        values = [cast(nn.Linear, x.v).weight for x in self.layers]
+        self.base = Base(
+            fingerprint([cast(Any, model).embed.weight, *values]),
+            len(self.layers),
+            first.key_heads,
+            first.head_width,
+            family=model.family,
+        )
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        return cast(Model, self.model)(tokens).logits
+
+    def watched(self, tokens: Tensor) -> tuple[Tensor, list[Heads]]:
+        seen: dict[str, list[Tensor]] = {"q": [], "k": [], "v": []}
+        with ExitStack() as hooks:
+            for layer in self.layers:
+                for name, heads in (("q", layer.heads), ("k", layer.key_heads), ("v", layer.key_heads)):
+                    hook = _catch(seen[name], heads)
+                    hooks.callback(getattr(layer, name).register_forward_hook(hook).remove)
+            logits = self.logits(tokens[None])[0]
+        return logits, [Heads(*x) for x in zip(seen["q"], seen["k"], seen["v"], strict=True)]
+
+    def turned(self, layer: int, x: Tensor) -> Tensor:
+        turns = _turns(self.layers[layer])
+        return x if turns is None else turns.rotate(x, 0)
+
+    @contextmanager
+    def read(self, reads: Sequence[LayerRead | None]) -> Generator[None]:
+        found = {layer: r for layer, r in zip(self.layers, reads, strict=True) if r is not None}
+        with bent(found or None):
+            yield
+
+
+def _catch(into: list[Tensor], heads: int) -> Callable[[nn.Module, Any, Tensor], None]:
+    def hook(module: nn.Module, given: Any, out: Tensor) -> None:
+        into.append(out[0].unflatten(-1, (heads, -1)).transpose(0, 1))
+
+    return hook
+
+
+def fingerprint(weights: Sequence[Tensor]) -> str:
+    """A name for a model by its weights: their shapes, and a few thousand of their numbers spread evenly."""
+    h = hashlib.sha256()
+    for w in weights:
+        flat = w.detach().reshape(-1)
+        step = max(1, flat.numel() // SAMPLES)
+        h.update(f"{tuple(w.shape)}".encode())
+        h.update(flat[::step].float().cpu().numpy().tobytes())
+    return h.hexdigest()
+
+
+_BODIES: WeakKeyDictionary[nn.Module, tuple[int, Body]] = WeakKeyDictionary()
+
+
+def body_of(model: nn.Module) -> Body:
+    """The body of a model, made once for as long as its weights stay where they are."""
+    mark = hash(tuple((p.data_ptr(), p._version) for p in model.parameters()))
+    kept = _BODIES.get(model)
+    if kept is not None and kept[0] == mark:
+        return kept[1]
+    if isinstance(model, Model):
+        body: Body = OwnBody(model)
+    else:
+        from .inject import HubBody
+
+        body = HubBody(model)
+    _BODIES[model] = (mark, body)
+    return body
+
+
+__all__ = ["Body", "Heads", "body_of", "fingerprint"]

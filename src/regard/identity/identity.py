@@ -1,0 +1,333 @@
+"""Identity: self + trace + imprints + provenance, for one base model.
+
+    identity = Identity.new(base_of(model))
+    identity = imprint(identity, observe(model, "I am Mara. My cat is called Mochi.", tokenizer), rule)
+    identity.save("mara"); identity = Identity.load("mara")
+
+A value, not an object: every write gives a new one and leaves the old as it was. On disk it is a folder that a Hugging Face
+user recognises: `identity.safetensors` and `identity_config.json`. Nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import CheckpointError, StateError
+from .packed import Packed
+
+SCHEMA = 1
+TENSORS, CONFIG = "identity.safetensors", "identity_config.json"
+LARGEST = 64 << 20
+"""Bytes of an identity that are read at most: one that is larger did not come from here."""
+Form = Literal["key_bias", "self_token"]
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that an identity belongs to: its shape, and a fingerprint of its weights."""
+
+    fingerprint: str
+    depth: int
+    key_heads: int
+    head_width: int
+    family: str = "unknown"
+    name: str = ""
+    licence: str = ""
+
+    def refuse(self, other: Base) -> None:
+        """Raise if `other` is another model."""
+        if self.fingerprint == other.fingerprint:
+            return
+        mine, theirs = ((b.depth, b.key_heads, b.head_width) for b in (self, other))
+        why = f"its layers, key heads and head width are {theirs}, not {mine}" if mine != theirs else "its weights differ"
+        raise StateError(
+            f"this identity was written on {self.name or self.family} ({self.fingerprint[:12]}), and the model here is "
+            f"{other.name or other.family} ({other.fingerprint[:12]}): {why}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SelfState:
+    """s of every layer, in the space of that layer's keys: k · s is added to a key's score, or s stands as a token."""
+
+    s: Float[Tensor, "L S"]
+    form: Form = "key_bias"
+
+
+@dataclass(frozen=True, eq=False)
+class TraceState:
+    """T = L diag(signs) Lᵀ of every layer and key head; columns with sign 0 are not in use."""
+
+    left: Packed
+    """(depth, G, R, D): columns of L, lying as rows so that each has a scale of its own."""
+    signs: Int[Tensor, " R"]
+
+    @property
+    def rank(self) -> int:
+        return self.left.shape[2]
+
+
+@dataclass(frozen=True, eq=False)
+class Imprints:
+    """Kept keys (not turned by RoPE) and values of m moments, oldest first, and what is known of each."""
+
+    k: Packed
+    """(depth, G, m, D)"""
+    v: Packed
+    token: Int[Tensor, " m"]
+    """Which token it was; −1 where several were merged or learned."""
+    position: Int[Tensor, " m"]
+    """How many tokens this identity had met before it."""
+    shock: Float[Tensor, " m"]
+    source: Int[Tensor, " m"]
+    """Index into `Identity.sources`."""
+    weight: Float[Tensor, " m"]
+    """Log of how many tokens it stands for, added to its score in attention."""
+    worth: Float[Tensor, " m"]
+    """What the rule that kept it thought of it; the least goes first when there is no room."""
+
+    def __len__(self) -> int:
+        return self.k.shape[2]
+
+    @classmethod
+    def none(cls, base: Base) -> Imprints:
+        shape = (base.depth, base.key_heads, 0, base.head_width)
+        empty = Packed(torch.zeros(shape, dtype=torch.int8), torch.zeros(*shape[:-1], 1, dtype=torch.float16))
+        ints, floats = torch.zeros(0, dtype=torch.int32), torch.zeros(0)
+        return cls(empty, empty, ints, ints, floats, ints, floats, floats)
+
+    def pick(self, index: Tensor) -> Imprints:
+        """Those at `index`, in its order."""
+        rest = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name not in ("k", "v")}
+        return Imprints(self.k.pick(index, 2), self.v.pick(index, 2), **rest)
+
+    def joined(self, other: Imprints) -> Imprints:
+        rest = {f.name: torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self)[2:]}
+        return Imprints(self.k.joined(other.k, 2), self.v.joined(other.v, 2), **rest)
+
+
+@dataclass(frozen=True)
+class Life:
+    """What an identity has been through, in numbers."""
+
+    experiences: int = 0
+    tokens: int = 0
+    sleeps: int = 0
+    shock_mean: float = 0.0
+    shock_spread: float = 0.0
+    """Of the surprisal of every token so far, in nats: what counts as a surprise is measured against it."""
+    self_norms: tuple[float, ...] = ()
+    """|s| after each experience: the way the self has gone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Identity:
+    base: Base
+    self: SelfState | None = None
+    trace: TraceState | None = None
+    imprints: Imprints = field(default=None)  # pyright: ignore
+    sources: tuple[str, ...] = ()
+    """The names of whatever wrote here; `imprints.source` counts in it."""
+    life: Life = Life()
+    parent: str | None = None
+    """The commit that it was made from, where a store keeps it."""
+
+    def __post_init__(self) -> None:
+        if self.imprints is None:
+            object.__setattr__(self, "imprints", Imprints.none(self.base))
+        check(self)
+
+    @classmethod
+    def new(cls, base: Base) -> Identity:
+        return cls(base)
+
+    @property
+    def empty(self) -> bool:
+        """True when reading it changes nothing, so that the base model's own path is taken."""
+        still = self.self is None or not bool(self.self.s.any())
+        flat = self.trace is None or not bool((self.trace.left.codes.any(-1).any(0).any(0) & (self.trace.signs != 0)).any())
+        return still and flat and not len(self.imprints)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    def only(self, *parts: Literal["self", "trace", "imprints"]) -> Identity:
+        """The same with nothing but these parts, to see what each one does."""
+        kept: dict[str, Any] = {} if "self" in parts else {"self": None}
+        kept |= {} if "trace" in parts else {"trace": None}
+        return replace(self, **kept, imprints=self.imprints if "imprints" in parts else Imprints.none(self.base))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every number of the state by name; `Identity.build` is the way back."""
+        found: dict[str, Tensor] = {}
+        if self.self is not None:
+            found["self.s"] = self.self.s
+        if self.trace is not None:
+            found |= {"trace.left.codes": self.trace.left.codes, "trace.left.scale": self.trace.left.scale}
+            found["trace.signs"] = self.trace.signs
+        if len(self.imprints):
+            for name in ("k", "v"):
+                packed: Packed = getattr(self.imprints, name)
+                found |= {f"imprints.{name}.codes": packed.codes, f"imprints.{name}.scale": packed.scale}
+            found |= {f"imprints.{f.name}": getattr(self.imprints, f.name) for f in fields(self.imprints)[2:]}
+        return {name: t.contiguous() for name, t in found.items()}
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "base": asdict(self.base),
+            "form": None if self.self is None else self.self.form,
+            "sources": list(self.sources),
+            "life": asdict(self.life),
+            "parent": self.parent,
+        }
+
+    @classmethod
+    def build(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Identity:
+        """From what `config` and `tensors` gave; whatever does not fit is refused before it is used."""
+        try:
+            if config["schema"] != SCHEMA:
+                raise CheckpointError(f"this identity has schema {config['schema']!r}; this version reads {SCHEMA}")
+            base = Base(**config["base"])
+            life = dict(config["life"])
+            life["self_norms"] = tuple(float(x) for x in life.get("self_norms", ()))
+            t = dict(tensors)
+
+            def packed(name: str) -> Packed:
+                return Packed(t.pop(f"{name}.codes"), t.pop(f"{name}.scale"))
+
+            me = SelfState(t.pop("self.s"), config["form"]) if "self.s" in t else None
+            trace = TraceState(packed("trace.left"), t.pop("trace.signs")) if "trace.left.codes" in t else None
+            kept = Imprints.none(base)
+            if "imprints.k.codes" in t:
+                kept = Imprints(
+                    packed("imprints.k"), packed("imprints.v"), **{f.name: t.pop(f"imprints.{f.name}") for f in fields(kept)[2:]}
+                )
+            if t:
+                raise CheckpointError(f"an identity has no tensor {sorted(t)[0]!r}")
+            return cls(base, me, trace, kept, tuple(config["sources"]), Life(**life), config.get("parent"))
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise CheckpointError(f"this is no whole identity: {type(error).__name__} {error}") from error
+
+    def digest(self) -> str:
+        """A name by content: the same state has the same digest, wherever it is."""
+        h = hashlib.sha256(json.dumps({**self.config(), "parent": None}, sort_keys=True).encode())
+        for name, t in sorted(self.tensors().items()):
+            h.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+            h.update(t.numpy().tobytes())
+        return h.hexdigest()
+
+    def save(self, folder: str | Path) -> None:
+        """Write the folder, whole or not at all."""
+        from safetensors.torch import save_file
+
+        from ..train.files import new_folder, write_text
+
+        with new_folder(Path(folder)) as draft:
+            save_file(self.tensors(), draft / TENSORS, metadata={"format": "pt"})
+            write_text(draft / CONFIG, json.dumps(self.config(), indent=1, ensure_ascii=False) + "\n")
+
+    save_pretrained = save
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Identity:
+        folder = Path(folder)
+        try:
+            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            data = read_bytes(folder / TENSORS)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{folder} is no identity: it has no {Path(str(error.filename)).name}") from error
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise CheckpointError(f"{folder / CONFIG} is not readable as JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise CheckpointError(f"{folder / CONFIG} holds a {type(config).__name__}, not the settings of an identity")
+        return cls.build(config, unpack(data))
+
+    from_pretrained = load
+
+
+def read_bytes(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > LARGEST:
+        raise CheckpointError(f"{path.name} has {size / 1e6:,.0f} MB; an identity has at most {LARGEST / 1e6:.0f}")
+    return path.read_bytes()
+
+
+def pack(tensors: Mapping[str, Tensor]) -> bytes:
+    from safetensors.torch import save
+
+    return save(dict(tensors), metadata={"format": "pt"})
+
+
+def unpack(data: bytes) -> dict[str, Tensor]:
+    """The tensors of a safetensors file in memory; whatever is wrong with it is one kind of error."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    if len(data) > LARGEST:
+        raise CheckpointError(f"{len(data) / 1e6:,.0f} MB of tensors; an identity has at most {LARGEST / 1e6:.0f}")
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, struct.error) as error:
+        raise CheckpointError(f"the tensors are not readable as safetensors: {error}") from error
+
+
+def check(identity: Identity) -> None:
+    """Shapes, types and finiteness of everything; a state that is wrong is refused where it enters."""
+    b, me, trace, kept = identity.base, identity.self, identity.trace, identity.imprints
+    counts = (b.depth, b.key_heads, b.head_width)
+    if not all(isinstance(n, int) and 0 < n <= 1 << 16 for n in counts) or not isinstance(b.fingerprint, str):
+        raise StateError(f"a base with layers, key heads and head width {counts} is no model")
+    L, G, D = counts
+    if me is not None:
+        if me.form not in ("key_bias", "self_token"):
+            raise StateError(f"the self has form={me.form!r}; it is 'key_bias' or 'self_token'")
+        width = G * D * (1 if me.form == "key_bias" else 2)
+        _expect("self.s", me.s, (L, width), torch.float32)
+    if trace is not None:
+        R = trace.signs.shape[0] if trace.signs.ndim == 1 else -1
+        _expect("trace.signs", trace.signs, (R,), torch.int8)
+        _expect_packed("trace.left", trace.left, (L, G, R, D))
+        if R > D or bool((trace.signs.abs() > 1).any()):
+            raise StateError(f"a trace has at most {D} columns with signs −1, 0 or 1; this has {R}")
+    m = kept.token.shape[0] if kept.token.ndim == 1 else -1
+    _expect_packed("imprints.k", kept.k, (L, G, m, D))
+    _expect_packed("imprints.v", kept.v, (L, G, m, D))
+    for name in ("token", "position", "source"):
+        _expect(f"imprints.{name}", getattr(kept, name), (m,), torch.int32)
+    for name in ("shock", "weight", "worth"):
+        _expect(f"imprints.{name}", getattr(kept, name), (m,), torch.float32)
+    if not all(isinstance(s, str) for s in identity.sources):
+        raise StateError("the sources of an identity are names")
+    if m and not 0 <= int(kept.source.min()) <= int(kept.source.max()) < len(identity.sources):
+        raise StateError(f"imprints count sources up to {int(kept.source.max())}, and {len(identity.sources)} are named")
+    life = (identity.life.shock_mean, identity.life.shock_spread, *identity.life.self_norms)
+    if not all(isinstance(x, int | float) and math.isfinite(x) for x in life):
+        raise StateError("the counters of this identity are not finite numbers")
+
+
+def _expect(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(x.shape) != shape or x.dtype != dtype:
+        raise StateError(f"{name} is {tuple(x.shape)} {x.dtype}; this base needs {shape} {dtype}")
+    if dtype.is_floating_point and not bool(torch.isfinite(x).all()):
+        raise StateError(f"{name} has {int((~torch.isfinite(x)).sum())} numbers that are not finite; roll back")
+
+
+def _expect_packed(name: str, x: Packed, shape: tuple[int, ...]) -> None:
+    _expect(f"{name}.codes", x.codes, shape, torch.int8)
+    _expect(f"{name}.scale", x.scale, (*shape[:-1], 1), torch.float16)
+
+
+__all__ = ["Base", "Form", "Identity", "Imprints", "Life", "SelfState", "TraceState"]

@@ -1,0 +1,154 @@
+"""Imprints: which moments of an experience are kept, as the (key, value) that each layer had for them.
+
+A keeper gives every token of an experience a worth; the budget takes the best. One table, one line each:
+
+    shock        what surprised the model                         recency      the last tokens
+    shock_next   that, or what came right before a surprise       random       any (the control)
+    attention    H2O: attention received from all later tokens    value_norm   |v|, summed over layers
+    snapkv       attention received from the last 16 tokens       diversity    GD coverage: far in L2 from what is kept
+    learned      a scorer over all of these, trained on episodes of other people (`learn.py`)
+
+`merged` keeps the same number of slots, but those that are not kept are folded into their nearest kept neighbour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import SpecError
+from .identity import Imprints
+from .observe import Experience
+from .packed import Packed
+from .shock import Norm
+
+LAST_QUERIES = 16
+Keeper = Callable[[Experience, int], Float[Tensor, " N"]]
+"""An experience and a seed to the worth of each token."""
+
+
+def shock(e: Experience, seed: int = 0) -> Tensor:
+    return e.shock
+
+
+def shock_next(e: Experience, seed: int = 0) -> Tensor:
+    """A surprise is found again by what led to it: the token before it is worth as much."""
+    return torch.maximum(e.shock, F.pad(e.shock[1:], (0, 1)))
+
+
+def attention_mass(e: Experience, seed: int = 0) -> Tensor:
+    """H2O: column sums of attention, without what a token gives itself."""
+    return e.attention.tril(-1).sum((0, 1))
+
+
+def snapkv(e: Experience, seed: int = 0) -> Tensor:
+    """Attention from the last queries, smoothed over seven neighbours as SnapKV pools."""
+    mass = e.attention[:, -LAST_QUERIES:].sum((0, 1))
+    return F.avg_pool1d(mass[None, None], 7, stride=1, padding=3, count_include_pad=False)[0, 0]
+
+
+def recency(e: Experience, seed: int = 0) -> Tensor:
+    return torch.arange(len(e), dtype=torch.float32)
+
+
+def random(e: Experience, seed: int = 0) -> Tensor:
+    return torch.rand(len(e), generator=torch.Generator().manual_seed(seed))
+
+
+def value_norm(e: Experience, seed: int = 0) -> Tensor:
+    return e.v.norm(dim=-1).sum((0, 1))
+
+
+def diversity(e: Experience, seed: int = 0) -> Tensor:
+    """Farthest first: GD takes the nearest key, so what no kept key is near to is what coverage lacks."""
+    keys = F.normalize(e.k.transpose(0, 2).flatten(1), dim=-1)
+    worth = torch.full((len(e),), float("-inf"))
+    said = e.content.nonzero().flatten()
+    if not len(said):
+        return worth
+    far = torch.full((len(said),), float("inf"))
+    at = int(torch.linalg.vector_norm(keys[said] - keys[said].mean(0), dim=-1).argmax())
+    for rank in range(len(said)):
+        worth[said[at]] = float(len(said) - rank)
+        far = torch.minimum(far, torch.linalg.vector_norm(keys[said] - keys[said[at]], dim=-1))
+        far[at] = -1.0
+        at = int(far.argmax())
+    return worth
+
+
+def learned(e: Experience, seed: int = 0) -> Tensor:
+    from .learn import shipped
+
+    return shipped().worth(e)
+
+
+KEEPERS: dict[str, Keeper] = {
+    "shock": shock,
+    "shock_next": shock_next,
+    "attention": attention_mass,
+    "snapkv": snapkv,
+    "recency": recency,
+    "random": random,
+    "value_norm": value_norm,
+    "diversity": diversity,
+    "learned": learned,
+}
+
+
+def worth_of(e: Experience, keep: str, seed: int = 0) -> Tensor:
+    """What each token is worth; −inf for markup, which is never kept."""
+    if keep not in KEEPERS:
+        raise SpecError(f"keep={keep!r} is not one of {', '.join(KEEPERS)}")
+    found = KEEPERS[keep](e, seed).float().cpu()
+    return found.masked_fill(~e.content.cpu(), float("-inf"))
+
+
+def kept(e: Experience, worth: Tensor, count: int, *, born: int, source: int, merge: bool = False) -> Imprints:
+    """The `count` best tokens of an experience as imprints, in their order; `born` tokens were met before it."""
+    count = min(count, int(torch.isfinite(worth).sum()))
+    index = worth.topk(count).indices.sort().values if count else torch.zeros(0, dtype=torch.long)
+    k, v, weight = e.k[:, :, index], e.v[:, :, index], torch.zeros(count)
+    if merge and count:
+        k, v, weight = _merged(e, index, torch.isfinite(worth))
+    return Imprints(
+        Packed.of(k),
+        Packed.of(v),
+        e.tokens[index].to(torch.int32).cpu(),
+        (index + born).to(torch.int32),
+        e.shock[index].float().cpu(),
+        torch.full((count,), source, dtype=torch.int32),
+        weight,
+        worth[index] * abs(e.affect),
+    )
+
+
+def _merged(e: Experience, index: Tensor, said: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Every token that was said joins the nearest kept one in the text: means of k and v, and the log of the count."""
+    words = said.nonzero().flatten()
+    home = (words[:, None] - index[None]).abs().argmin(1)
+    share = F.one_hot(home, len(index)).float()
+    count = share.sum(0)
+    share = (share / count).to(e.k.device)
+    k, v = (torch.einsum("lgnd,nm->lgmd", x[:, :, words], share) for x in (e.k, e.v))
+    return k, v, count.log()
+
+
+def evict(kept: Imprints, budget: int) -> Imprints:
+    """At most `budget` slots: the worthiest, oldest first."""
+    if len(kept) <= budget:
+        return kept
+    return kept.pick(kept.worth.topk(budget).indices.sort().values)
+
+
+def normal(kept: Imprints, norm: Norm) -> Imprints:
+    """Worths that were measured in nats, as spreads from what is usual for this identity."""
+    return replace(kept, worth=(kept.worth - norm.mean) / max(norm.spread, 1e-6)) if math.isfinite(norm.mean) else kept
+
+
+__all__ = ["KEEPERS", "evict", "kept", "worth_of"]

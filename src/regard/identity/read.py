@@ -1,0 +1,228 @@
+"""Reading an identity at one layer: the founding observation once more, everything is a dot product in disguise.
+
+    score_ij = q_i·k_j/√D  +  γ-free trace term 2 q̂ᵀS k̂ − k̂ᵀS k̂  +  k_j·s  +  log weight_j,     S = L diag(signs) Lᵀ
+
+q̂, k̂ are unit vectors *before* RoPE, so that what was written does not depend on where it was written. A few more columns on
+q and k carry all of it, q' = [R q, 2·signs·(L q̂)·√D, √D] and k' = [R k, L k̂, k·s − k̂ᵀS k̂ + log weight], and what is remembered
+stands as slots in front of the first token. What is left is the model's own attention over wider heads, cache and all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ..attention.allow import Allow, Behind, Causal, rule
+from ..attention.fused import one_row
+from ..attention.operator import attend
+from ..attention.spec import Spec
+from ..errors import CombinationError, ShapeError
+from ..geometry import Dot
+from ..nn import Attention, Cache
+from ..position import NoPosition, Rope
+from ..selection import Softmax
+from ..state import State
+from .identity import Identity
+
+ABSENT = -1e4
+"""The log weight of a slot that a row of the batch does not have: exp of it is 0 in every dtype."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRead:
+    """What one layer reads; the first dimension is the batch, or 1 for all rows."""
+
+    scale: float
+    """Of the model's own scores."""
+    k: Float[Tensor, "B G m D"] | None = None
+    v: Float[Tensor, "B G m D"] | None = None
+    weight: Float[Tensor, "B m"] | None = None
+    left: Float[Tensor, "B G R D"] | None = None
+    signs: Float[Tensor, "B R"] | None = None
+    bias: Float[Tensor, "B G D"] | None = None
+    beta: float | None = None
+    """With a number, a query refuses the slots that do not cohere with it: cos(q, k) < 1 − 1/β (MATHS: GD, unit vectors)."""
+    _kept: dict[str, Tensor] = field(default_factory=lambda: dict[str, Tensor](), repr=False)
+
+    @property
+    def slots(self) -> int:
+        return 0 if self.k is None else self.k.shape[2]
+
+    @property
+    def padless(self) -> bool:
+        return self.slots > 0
+
+    @property
+    def batch(self) -> int:
+        return max((x.shape[0] for x in (self.k, self.left, self.bias) if x is not None), default=1)
+
+    @property
+    def wide(self) -> bool:
+        return self.left is not None or self.bias is not None or self.weight is not None
+
+    def rows(self, index: Tensor) -> LayerRead:
+        """The reads of some rows of the batch, in this order."""
+        if self.batch == 1:
+            return self
+
+        def pick(x: Tensor | None) -> Tensor | None:
+            return x if x is None or x.shape[0] == 1 else x.index_select(0, index.to(x.device))
+
+        parts = (pick(x) for x in (self.k, self.v, self.weight, self.left, self.signs, self.bias))
+        return LayerRead(self.scale, *parts, beta=self.beta)
+
+    def columns(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """What q (B,H,Q,D) and k (B,G,K,D), not turned, have to say beside themselves: (B,H,Q,C) and (B,G,K,C)."""
+        B, H, Q, D = q.shape
+        G = k.shape[1]
+        ones = q.new_full((1, 1, 1, 1), 1 / self.scale).expand(B, H, Q, 1)
+        bias = k.new_zeros(B, G, k.shape[2], 1) if self.bias is None else k @ self.bias.to(k.dtype).unsqueeze(-1)
+        if self.left is None or self.signs is None:
+            # A multiple of eight keeps the fused kernels; one column is the sum of what is known of a key.
+            return F.pad(ones, (0, 7)), F.pad(bias, (0, 7))
+        left, signs = self.left.to(q.dtype), self.signs.to(q.dtype)[:, None, None]
+        near = F.normalize(k, dim=-1) @ left.mT
+        asks = (F.normalize(q, dim=-1).reshape(B, G, -1, D) @ left.mT) * (signs * (2 / self.scale))
+        pad = -(left.shape[2] + 1) % 8
+        own = bias - (near.square() * signs).sum(-1, keepdim=True)
+        return F.pad(torch.cat([asks.view(B, H, Q, -1), ones], -1), (0, pad)), F.pad(torch.cat([near, own], -1), (0, pad))
+
+    def slot_heads(self, turned: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots as wide keys and values, where `turned` are their keys after RoPE."""
+        assert self.k is not None
+        assert self.v is not None
+        if not self.wide:
+            return turned, self.v
+        empty = self.k.new_zeros(self.k.shape[0], self.k.shape[1], 1, self.k.shape[3])
+        _, extra = self.columns(empty.expand(max(self.k.shape[0], self.batch), -1, -1, -1), self.k.expand(self.batch, -1, -1, -1))
+        if self.weight is not None:
+            at = 0 if self.left is None else self.left.shape[2]
+            extra = extra + F.pad(self.weight[:, None, :, None], (at, extra.shape[-1] - at - 1))
+        return torch.cat([turned.expand(self.batch, -1, -1, -1), extra], -1), self.v.expand(self.batch, -1, -1, -1)
+
+    def refused(self, q: Tensor) -> Tensor | None:
+        """True where a query (not turned) refuses a slot, (B, H, Q, m); None where nothing is ever refused."""
+        if self.beta is None or self.k is None:
+            return None
+        B, H, Q, D = q.shape
+        G = self.k.shape[1]
+        cos = F.normalize(q, dim=-1).reshape(B, G, -1, D) @ F.normalize(self.k, dim=-1).to(q.dtype).mT
+        return cos.view(B, H, Q, -1) < 1 - 1 / self.beta
+
+    def meet(
+        self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Cache, allow: Allow | Tensor | None
+    ) -> tuple[Tensor, Cache]:
+        """`nn.Attention.meet` under this read: q and k come unturned, and the cache keeps wide keys."""
+        B, _, Q, _ = q.shape
+        if self.batch not in (1, B):
+            raise ShapeError(f"{self.batch} identities live here, one for each row, and the batch has {B} rows")
+        turns = _turns(attention)
+        if self.slots and not len(cache) and not cache.lead:
+            cache = cache.led(*(x.to(q.dtype).expand(B, -1, -1, -1) for x in self._slots(turns)))
+        at = len(cache)
+        refused = self.refused(q)
+        if self.wide:
+            asks, tells = self.columns(q, k)
+        if turns is not None:
+            q, k = (turns.apply(x, at, _NOTHING) for x in (q, k))
+        if self.wide:
+            q, k = torch.cat([q, asks], -1), torch.cat([k, tells], -1)  # pyright: ignore
+        cache = cache.grown(k, v)
+        keys, values = cache.keys(), cache.values()
+        plain = attention.spec.selection == Softmax()
+        ruled = rule(allow)
+        if plain and Q == 1 and refused is None and isinstance(ruled, Causal):
+            return one_row(q, keys, values, self.scale), cache
+        if not isinstance(ruled, Causal) and cache.lead:
+            ruled = Behind(cache.lead, ruled)
+        if refused is not None:
+            open_ = refused.new_ones(*refused.shape[:3], keys.shape[2] - refused.shape[3])
+            ruled = ruled & torch.cat([~refused, open_], -1)
+        return attend(q, keys, values, Spec(Dot(scale=self.scale), attention.spec.selection, NoPosition()), allow=ruled), cache
+
+    def _slots(self, turns: Rope | None) -> tuple[Tensor, Tensor]:
+        assert self.k is not None
+        learns = any(x is not None and x.requires_grad for x in (self.k, self.v, self.left, self.bias, self.weight))
+        if "k" in self._kept and not learns:
+            return self._kept["k"], self._kept["v"]
+        turned = self.k if turns is None else turns.apply(self.k, -self.slots, _NOTHING)
+        k, v = self.slot_heads(turned)
+        if not learns:
+            self._kept.update(k=k, v=v)
+        return k, v
+
+
+_NOTHING = State()
+
+
+def _turns(attention: Attention) -> Rope | None:
+    spec = attention.spec
+    if not isinstance(spec.geometry, Dot):
+        raise CombinationError(f"an identity bends scaled dot products, and this layer is {spec}")
+    if isinstance(spec.position, NoPosition):
+        return None
+    if not isinstance(spec.position, Rope) or not spec.position.early:
+        raise CombinationError(f"an identity reads where positions turn keys once and for all (RoPE); this layer is {spec}")
+    return spec.position
+
+
+def layer_reads(
+    identities: Sequence[Identity | None], scales: Sequence[float], *, beta: float | None = None, device: torch.device | None = None
+) -> list[LayerRead | None]:
+    """One read per layer of a batch whose rows are these identities; None for a layer that reads nothing.
+
+    Rows without an identity, or with fewer slots or columns than others, are filled up with what does nothing.
+    """
+    living = [i for i in identities if i is not None and not i.empty]
+    if not living:
+        return [None] * len(scales)
+    base = living[0].base
+    L, G, D = base.depth, base.key_heads, base.head_width
+    m = max(len(i.imprints) + _is_token(i) for i in living)
+    R = max((i.trace.rank for i in living if i.trace is not None), default=0)
+    B = len(identities)
+    k, v = (torch.zeros(B, L, G, m, D) for _ in range(2))
+    weight = torch.full((B, m), ABSENT)
+    left, signs, bias = torch.zeros(B, L, G, R, D), torch.zeros(B, R), torch.zeros(B, L, G, D)
+    for b, identity in enumerate(identities):
+        if identity is None or identity.empty:
+            continue
+        kept, me = identity.imprints, identity.self
+        n = len(kept)
+        if n:
+            k[b, :, :, m - n :], v[b, :, :, m - n :], weight[b, m - n :] = kept.k.dense(), kept.v.dense(), kept.weight
+        if me is not None and me.form == "key_bias":
+            bias[b] = me.s.view(L, G, D)
+        elif me is not None:
+            k[b, :, :, m - n - 1], v[b, :, :, m - n - 1] = me.s.view(L, 2, G, D).unbind(1)
+            weight[b, m - n - 1] = 0
+        if identity.trace is not None:
+            r = identity.trace.rank
+            left[b, :, :, :r], signs[b, :r] = identity.trace.left.dense(), identity.trace.signs.float()
+    k, v, weight, left, signs, bias = (x.to(device) for x in (k, v, weight, left, signs, bias))
+    weighs = m > 0 and bool(weight.any())
+    return [
+        LayerRead(
+            scales[i],
+            k[:, i] if m else None,
+            v[:, i] if m else None,
+            weight if weighs else None,
+            left[:, i] if R else None,
+            signs if R else None,
+            bias[:, i] if bool(bias.any()) else None,
+            beta,
+        )
+        for i in range(L)
+    ]
+
+
+def _is_token(identity: Identity) -> int:
+    return int(identity.self is not None and identity.self.form == "self_token")
+
+
+__all__ = ["LayerRead", "layer_reads"]
