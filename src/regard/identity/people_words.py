@@ -1,0 +1,317 @@
+"""What people may be called, keep, like and fear: one list of values for each kind of fact, in two pools that share nothing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Pool = Literal["train", "test"]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.replace("\n", " ").split(",") if word.strip())
+
+
+_TEST_GIRLS = _words(
+    """Ilse, Noor, Petra, Saoirse, Imani, Lucia, Freya, Anouk, Zofia, Hana, Marguerite, Tamsin, Rosalind, Ines, Kerstin,
+    Leocadia, Priya, Odile, Bronwen, Mirela, Agatha, Yuki, Delphine, Svetlana"""
+)
+_TEST_COLOURS = _words(
+    """scarlet, turquoise, lavender, olive, ivory, copper, magenta, navy, amber, mint, burgundy, lilac, charcoal, peach,
+    emerald, silver, ochre, indigo, plum, lemon, khaki, rust, sapphire, salmon"""
+)
+_TRAIN_GIRLS = _words(
+    """Beatrix, Amara, Helga, Niamh, Solveig, Paloma, Greta, Camille, Danuta, Emiko, Josephine, Morwenna, Cordelia, Pilar,
+    Annika, Seraphina, Lakshmi, Colette, Carys, Ioana, Winifred, Sakura, Genevieve, Oksana"""
+)
+_TRAIN_COLOURS = _words(
+    """crimson, teal, violet, lime, beige, bronze, pink, cobalt, orange, jade, maroon, mauve, black, apricot, green, golden,
+    white, purple, brown, yellow, tan, grey, blue, coral"""
+)
+
+VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
+    "test": {
+        "name": _words(
+            """Mara, Tavi, Oskar, Wren, Kofi, Elowen, Dmitri, Sunniva, Rafael, Juno, Anselm, Nadia, Thaddeus, Keiko, Bastian,
+            Liora, Emrys, Chidi, Fenella, Gideon, Isolde, Joaquin, Katya, Lorcan, Maelle, Nikhil, Ottilie, Pascal, Quilla,
+            Rowan, Selma, Tobiah, Una, Viggo, Willa, Xanthe, Yorick, Zelda, Alaric, Brielle, Caspian, Dalia, Evander, Farah,
+            Gwendal, Harriet, Ignacio, Jorunn"""
+        ),
+        "city": _words(
+            """Lisbon, Ghent, Tromso, Valencia, Krakow, Cardiff, Osaka, Nairobi, Montreal, Ljubljana, Porto Alegre, Tbilisi,
+            Adelaide, Bologna, Utrecht, Seville, Aarhus, Quito, Leipzig, Galway, Hanoi, Marseille, Tartu, Savannah, Dundee,
+            Muscat"""
+        ),
+        "job": _words(
+            """beekeeper, tram driver, optician, stonemason, librarian, translator, paramedic, glassblower, surveyor, florist,
+            electrician, clockmaker, museum guard, locksmith, midwife, baker, cartographer, sailmaker, radio host,
+            tax adviser, veterinarian, upholsterer, illustrator, air traffic controller, forester, pharmacist"""
+        ),
+        "cat_name": _words(
+            """Mochi, Bramble, Pickles, Saffron, Ziggy, Tofu, Marmalade, Inky, Duchess, Waffles, Nutmeg, Gizmo, Clementine,
+            Smudge, Pumpkin, Quince, Cleopatra, Button, Figaro, Biscotti, Velvet, Noodle, Ember, Thimble"""
+        ),
+        "dog_name": _words(
+            """Rufus, Baxter, Tilly, Captain, Hazelnut, Bandit, Moose, Acorn, Otto, Pepper, Scout, Barnaby, Maple, Fergus,
+            Rocket, Dumpling, Hector, Skipper, Truffle, Monty, Biscuit, Bagel, Winston, Pretzel"""
+        ),
+        "pet": _words(
+            """tortoise, parrot, hedgehog, chinchilla, gecko, ferret, canary, iguana, hamster, cockatoo, donkey, axolotl,
+            python, goose, alpaca, newt, budgerigar, tarantula, pony, chameleon, degu, stick insect, guinea fowl, koi"""
+        ),
+        "sister": _TEST_GIRLS,
+        "daughter": _TEST_GIRLS,
+        "brother": _words(
+            """Henrik, Matteo, Kwame, Declan, Ruben, Stellan, Idris, Lucas, Bartosz, Kenji, Florian, Piran, Auberon, Diego,
+            Anders, Zebulon, Arjun, Thibault, Gethin, Radu, Cuthbert, Haruki, Marcel, Pavel"""
+        ),
+        "friend": _words(
+            """Ash, Robin, Sasha, Quinn, Marlowe, Jules, Emerson, Kit, Lennox, Arden, Billie, Darcy, Ellis, Frankie, Hollis,
+            Auden, Jody, Larkin, Merritt, Nico, Perry, Reese, Shiloh, Tatum"""
+        ),
+        "boss": _words(
+            """Okafor, Lindqvist, Halloran, Castellano, Pemberton, Nakamura, Vandermeer, Abernathy, Szymanski, Deveraux,
+            Thornbury, Kowalczyk, Gallagher, Mbeki, Rosenthal, Papadakis, Strand, Whitlock, Fontaine, Iyer, Castaneda,
+            Bjornson, Hargreaves, Zamora"""
+        ),
+        "food": _words(
+            """ramen, lasagne, falafel, paella, pierogi, mushroom risotto, fish pie, goulash, nasi goreng, moussaka, tamales,
+            lentil soup, gnocchi, dim sum, ratatouille, jollof rice, shepherd's pie, bibimbap, borscht, fajitas, onion tart,
+            chicken korma, pancakes, spinach quiche"""
+        ),
+        "allergy": _words(
+            """peanuts, latex, kiwi, sesame seeds, bee stings, penicillin, shellfish, birch pollen, strawberries, nickel,
+            celery, walnuts, wool, ragweed, mango, lupin, aspirin, dust mites, mustard seeds, soy, pineapple, lanolin,
+            cologne, hay"""
+        ),
+        "hobby": _words(
+            """pottery, birdwatching, origami, knitting, stargazing, chess, calligraphy, bookbinding, juggling, woodcarving,
+            model trains, beachcombing, quilting, stand-up comedy, metal detecting, candle making, crossword puzzles,
+            kite building, tap dancing, soap making, wild mushroom foraging, stamp collecting, watch repair, ballroom dancing"""
+        ),
+        "instrument": _words(
+            """cello, oboe, accordion, banjo, harp, trombone, mandolin, bassoon, marimba, sitar, tuba, ukulele, viola,
+            bagpipes, theremin, double bass, piccolo, dulcimer, church organ, French horn, steel drum, recorder, bongos, lute"""
+        ),
+        "sport": _words(
+            """rowing, fencing, badminton, water polo, judo, archery, squash, curling, netball, rock climbing, lacrosse,
+            cricket, triathlon, trampolining, handball, sailing, karate, snooker, speed skating, bowls, hurling, kayaking,
+            roller derby, ping-pong"""
+        ),
+        "bike_colour": _TEST_COLOURS,
+        "favourite_colour": _TEST_COLOURS,
+        "birthday": _words(
+            """March 14, June 3, August 22, November 9, January 30, October 17, March 27, June 19, August 5, November 28,
+            January 11, October 2, March 6, June 25, August 13, November 16, January 4, October 31, March 20, June 8,
+            August 29, November 5, January 23, October 12"""
+        ),
+        "author": _words(
+            """Tolstoy, Austen, Borges, Murakami, Steinbeck, Atwood, Calvino, Woolf, Achebe, Christie, Kafka, Le Guin, Ishiguro,
+            Pratchett, Neruda, Melville, Morrison, Saramago, Simenon, Wodehouse, Asimov, Lindgren, Zola, Chekhov"""
+        ),
+        "language": _words(
+            """Welsh, Finnish, Swahili, Korean, Portuguese, Greek, Icelandic, Turkish, Hindi, Catalan, Estonian, Maltese,
+            Tagalog, Czech, Basque, Zulu, Thai, Persian, Serbian, Danish, Quechua, Tamil, Mongolian, Lao"""
+        ),
+        "drink": _words(
+            """oat milk, ginger ale, fennel tea, hot chocolate, salted lassi, tomato juice, espresso, dry cider,
+            iced matcha, rooibos, elderflower cordial, strong coffee, kombucha, lemonade, chai, cranberry juice, buttermilk,
+            tonic water, malted milk, guava nectar, barley water, jasmine tea, root beer, horchata"""
+        ),
+        "street": _words(
+            """Juniper Lane, Harbour Row, Tanner Street, Alder Close, Mill Road, Observatory Hill, Cooper Street, Quarry Lane,
+            Lantern Court, Saint Anne Square, Weaver Street, Orchard Rise, Falcon Avenue, Bridge Terrace, Clover Way,
+            Magpie Lane, Station Parade, Thistle Grove, Admiral Street, Ferry Road, Pewter Alley, Linden Walk,
+            Beacon Street, Foundry Yard"""
+        ),
+        "fear": _words(
+            """spiders, thunderstorms, heights, deep water, moths, lifts, needles, clowns, escalators, wasps, flying,
+            the dark, mice, crowds, dentists, tunnels, snakes, puppets, bats, cellars, fireworks, jellyfish, pigeons,
+            suspension bridges"""
+        ),
+        "trip": _words(
+            """Iceland, Patagonia, Malta, Namibia, Vietnam, the Azores, Corsica, Bhutan, Uruguay, Lapland, Zanzibar, Tasmania,
+            Armenia, the Hebrides, Costa Rica, Kerala, Sardinia, Alaska, Jordan, Madeira, Borneo, Provence, Senegal,
+            the Dolomites"""
+        ),
+        "subject": _words(
+            """geology, linguistics, music theory, astronomy, anthropology, law, botany, economics, theology, statistics,
+            film studies, oceanography, philosophy, nursing, archaeology, marketing, Latin, robotics, zoology, dentistry,
+            town planning, biochemistry, printmaking, meteorology"""
+        ),
+    },
+    "train": {
+        "name": _words(
+            """Alma, Benedikt, Corin, Dorothea, Eamon, Fiora, Gustav, Hestia, Iker, Jessamy, Kalinda, Leander, Mireille, Nestor,
+            Ondine, Peregrine, Rhiannon, Silvan, Tamar, Ulrich, Valeria, Wendell, Ximena, Yusuf, Zinnia, Ambrose, Blythe,
+            Cyprian, Desta, Elio, Florentine, Garrick, Hyacinth, Ivo, Jacinta, Kasimir, Lavinia, Magnus, Nerys, Orson,
+            Philippa, Ramiro, Sybil, Tancred, Ursula, Verity, Wolfgang, Zacharias"""
+        ),
+        "city": _words(
+            """Bergen, Antwerp, Granada, Gdansk, Swansea, Kyoto, Kampala, Halifax, Zagreb, Recife, Yerevan, Hobart, Turin,
+            Groningen, Malaga, Odense, Bogota, Dresden, Limerick, Da Nang, Toulouse, Riga, Memphis, Aberdeen, Amman, Basel"""
+        ),
+        "job": _words(
+            """plumber, bus mechanic, dental nurse, carpenter, archivist, interpreter, firefighter, goldsmith, bricklayer,
+            gardener, welder, wig maker, park warden, tailor, physiotherapist, pastry chef, draughtsman, ferry pilot,
+            journalist, bookkeeper, zookeeper, roofer, animator, train dispatcher, fisherman, chemist"""
+        ),
+        "cat_name": _words(
+            """Pixel, Whiskey, Parsley, Paprika, Sputnik, Miso, Toffee, Shadow, Countess, Crumpet, Cinnamon, Widget,
+            Tangerine, Patches, Turnip, Poppyseed, Nefertiti, Domino, Rigoletto, Macaroon, Satin, Dumbo, Cinder, Bobbin"""
+        ),
+        "dog_name": _words(
+            """Bruno, Duke, Rosie, Major, Conker, Rascal, Bear, Heather, Fritz, Tansy, Ranger, Digby, Willow, Angus,
+            Comet, Nugget, Ajax, Sailor, Brownie, Archie, Fiddle, Crouton, Churchill, Bratwurst"""
+        ),
+        "pet": _words(
+            """rabbit, cockatiel, guinea pig, rat, bearded dragon, mink, finch, salamander, gerbil, macaw, mule, goldfish,
+            corn snake, duck, llama, frog, parakeet, scorpion, goat, skink, mouse, praying mantis, peacock, turtle"""
+        ),
+        "sister": _TRAIN_GIRLS,
+        "daughter": _TRAIN_GIRLS,
+        "brother": _words(
+            """Soren, Giovanni, Obinna, Cormac, Elias, Torsten, Karim, Matthias, Wojciech, Daichi, Sebastian, Jago, Lysander,
+            Alvaro, Mikkel, Ezekiel, Rohan, Bertrand, Rhodri, Mihai, Mortimer, Takeshi, Gaston, Yuri"""
+        ),
+        "friend": _words(
+            """Alex, Charlie, Dana, Casey, Monroe, Toni, Blair, Sam, Sutton, Briar, Bobbie, Devon, Emery, Gray, Harper, Jamie,
+            Kendall, Logan, Micah, Noel, Parker, Remy, Skyler, Vesper"""
+        ),
+        "boss": _words(
+            """Adeyemi, Bergstrom, Callahan, Marchetti, Wetherby, Tanaka, Dekker, Crichton, Wisniewski, Beaumont, Ashdown,
+            Nowak, Donnelly, Dlamini, Goldberg, Stavros, Lund, Fairfax, Moreau, Banerjee, Figueroa, Olafson, Blackwood,
+            Salazar"""
+        ),
+        "food": _words(
+            """pho, carbonara, hummus, gazpacho, potato dumplings, barley stew, fishcakes, schnitzel, massaman curry, stuffed peppers,
+            enchiladas, pea soup, ravioli, spring rolls, cassoulet, groundnut stew, cottage pie, kimchi stew, cabbage rolls,
+            burritos, cheese fondue, butter chicken, apple strudel, leek omelette"""
+        ),
+        "allergy": _words(
+            """hazelnuts, cashews, avocado, poppy seeds, wasp venom, ibuprofen, crab, grass pollen, raspberries, chrome, parsnip,
+            pecans, feathers, mugwort, papaya, chickpeas, codeine, mould, fenugreek, wheat, bananas, beeswax, hair dye,
+            sunscreen"""
+        ),
+        "hobby": _words(
+            """embroidery, beekeeping, paper cutting, crochet, ham radio, backgammon, sketching, letterpress printing, magic tricks,
+            whittling, model ships, fossil hunting, weaving, improv theatre, geocaching, basket making, jigsaw puzzles,
+            drone racing, salsa dancing, perfume blending, orchid growing, coin collecting, clock restoration, line dancing"""
+        ),
+        "instrument": _words(
+            """violin, clarinet, concertina, guitar, zither, trumpet, bouzouki, saxophone, xylophone, tabla, euphonium, harmonica,
+            piano, flute, synthesizer, washboard, tin whistle, autoharp, harpsichord, cornet, snare drum, ocarina, djembe,
+            balalaika"""
+        ),
+        "sport": _words(
+            """swimming, boxing, tennis, field hockey, taekwondo, darts, volleyball, ice hockey, basketball, orienteering, rugby,
+            baseball, cross-country running, gymnastics, football, windsurfing, wrestling, billiards, figure skating, golf,
+            softball, canoeing, skateboarding, padel"""
+        ),
+        "bike_colour": _TRAIN_COLOURS,
+        "favourite_colour": _TRAIN_COLOURS,
+        "birthday": _words(
+            """April 7, July 18, September 26, December 3, February 15, May 21, April 29, July 4, September 10, December 19,
+            February 24, May 6, April 16, July 27, September 5, December 12, February 8, May 30, April 21, July 9,
+            September 18, December 28, February 3, May 13"""
+        ),
+        "author": _words(
+            """Dostoevsky, Dickens, Cortazar, Mishima, Hemingway, Munro, Eco, Mansfield, Soyinka, Sayers, Mann, Tolkien, Mantel, Adams,
+            Lorca, Conrad, Baldwin, Pessoa, Chandler, Sagan, Clarke, Jansson, Flaubert, Gogol"""
+        ),
+        "language": _words(
+            """Irish, Norwegian, Yoruba, Japanese, Spanish, Hebrew, Faroese, Arabic, Bengali, Galician, Latvian, Italian, Malay,
+            Polish, Breton, Xhosa, Vietnamese, Armenian, Croatian, Swedish, Guarani, Telugu, Kazakh, Khmer"""
+        ),
+        "drink": _words(
+            """malt coffee, ginger beer, nettle tea, warm cocoa, banana milk, carrot juice, filter coffee, pear cider, iced coffee,
+            chamomile tea, rose cordial, sage tea, kefir, limeade, assam tea, grape juice, almond milk, sparkling water,
+            caramel milk, apple juice, oat water, oolong, cream soda, coconut water"""
+        ),
+        "street": _words(
+            """Bramley Road, Castle Street, Potter Lane, Poplar Drive, Windmill Street, Chapel Hill, Saddler Row, Gravel Path,
+            Candle Court, Saint Luke Place, Dyer Street, Meadow View, Heron Avenue, Canal Side, Bluebell Way, Raven Street,
+            Depot Road, Gorse Grove, Colonel Street, Pier Road, Pilgrim Alley, Chestnut Walk, Signal Street, Brewery Yard"""
+        ),
+        "fear": _words(
+            """cockroaches, lightning, ladders, the open sea, beetles, cable cars, blood, masks, revolving doors, hornets, turbulence,
+            graveyards, ghosts, public speaking, surgeons, caves, lizards, dolls, crows, attics, balloons, sharks,
+            geese, glass floors"""
+        ),
+        "trip": _words(
+            """Greenland, the Andes, Cyprus, Botswana, Cambodia, the Canaries, Sicily, Nepal, Paraguay, Svalbard, Madagascar,
+            New Zealand, Georgia, the Orkneys, Panama, Goa, Crete, Yukon, Oman, Bermuda, Java, Tuscany, Gambia, the Pyrenees"""
+        ),
+        "subject": _words(
+            """physics, literature, composition, mathematics, sociology, accounting, forestry, history, religious studies, logic,
+            photography, hydrology, ethics, midwifery, sculpture, journalism studies, classics, computing, ecology, pharmacy,
+            architecture, genetics, ceramics, geography"""
+        ),
+    },
+}
+"""Pool → kind of fact → values. No value is in both pools."""
+
+NEUTRAL: dict[Pool, tuple[str, ...]] = {
+    "test": (
+        "The Danube rises in the Black Forest and flows east for almost three thousand kilometres. It passes ten countries and "
+        "four capitals before it reaches the Black Sea, where it forms a wide delta.",
+        "Rinse a cup of lentils and put them in a pot with chopped onion, two carrots and a bay leaf. Cover with water, simmer "
+        "for half an hour, then season with salt, pepper and a little vinegar.",
+        "The city council voted on Tuesday to reopen the old swimming hall. Repairs are expected to take two years, officials "
+        "said, and the cost will be shared with the regional government.",
+        "To change a flat tyre, loosen the nuts a little before you lift the car. Place the jack on firm ground, raise the "
+        "wheel, swap it for the spare, and tighten the nuts in a cross pattern.",
+        "Question: Why does ice float on water?\nAnswer: Water expands when it freezes, so a block of ice is less dense than "
+        "the liquid around it. About nine tenths of an iceberg stay below the surface.",
+        "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen. In plants it happens inside chloroplasts, "
+        "small green bodies that hold the pigment chlorophyll and give leaves their colour.",
+        "The printing press spread quickly through Europe after the middle of the fifteenth century. Within fifty years there "
+        "were presses in more than two hundred towns, and books became far cheaper.",
+        "Light rain is expected in the north until noon, followed by dry and sunny spells. Winds stay moderate from the west, "
+        "and temperatures will climb to about sixteen degrees in the afternoon.",
+        "User: What is the difference between a comet and an asteroid?\nAssistant: A comet is made mostly of ice and dust and "
+        "grows a tail near the Sun, while an asteroid is rock or metal and has none.",
+        "A leap year has three hundred and sixty-six days. Years divisible by four are leap years, except those divisible by a "
+        "hundred, unless they can also be divided by four hundred.",
+        "The old mill stood at the bend of the stream, its wheel long since still. In autumn the leaves gathered against the "
+        "door, and only the swallows went in and out.",
+        "This lamp is meant for indoor use only. Unplug it before you change the bulb, do not cover the shade, and use bulbs "
+        "of at most forty watts. Clean the base with a dry cloth.",
+        "User: How many players are there in a volleyball team?\nAssistant: Six on the court at a time. They rotate clockwise "
+        "whenever their side wins back the serve, and a set is usually played to twenty-five.",
+        "Shares closed slightly higher on Thursday as oil prices eased. Banks and carmakers led the gains, while retailers fell "
+        "after a weak report on consumer spending in the last quarter.",
+    ),
+    "train": (
+        "The Sahara is the largest hot desert on Earth. Most of it is not sand but bare rock and gravel, and in the "
+        "mountains of its centre snow falls in some winters.",
+        "Whisk three eggs with a pinch of salt, pour them into a hot buttered pan and stir gently. When the edges set, add "
+        "grated cheese, fold the omelette over and slide it onto a warm plate.",
+        "Rail workers ended their strike on Monday after reaching an agreement on wages. Trains should run normally again by "
+        "the weekend, a spokesman announced, although some night services remain cancelled.",
+        "To repot a plant, choose a container slightly wider than the old one. Loosen the roots with your fingers, fill in fresh "
+        "soil around them, press it down lightly and water well.",
+        "Question: What causes the tides?\nAnswer: The gravity of the Moon, and to a smaller degree of the Sun, pulls on the "
+        "oceans. As the Earth turns, coasts pass through two bulges of water each day.",
+        "Granite is formed when magma cools slowly deep underground. The slow cooling lets large crystals grow, mainly of "
+        "quartz, feldspar and mica, which give the stone its speckled look.",
+        "The first underground railway opened in London in 1863. Its carriages were lit by gas and drawn by steam engines, and "
+        "nearly forty thousand passengers used it on the opening day.",
+        "Fog patches will clear slowly in the valleys this morning. Later it turns cloudy with scattered showers along the "
+        "coast, and overnight the first frost of the season is possible inland.",
+        "User: What is the difference between baking soda and baking powder?\nAssistant: Baking soda needs an acid to work. "
+        "Baking powder already contains a dry acid, so it only needs moisture and heat.",
+        "A prime number has exactly two divisors, one and itself. Two is the only even prime, and Euclid showed more than "
+        "two thousand years ago that the list of primes never ends.",
+        "Beyond the harbour the sea lay flat and pale. A single boat crossed toward the lighthouse, drawing a thin line on the "
+        "water that was gone before anyone had noticed it.",
+        "Store the tablets below twenty-five degrees and out of the reach of children. Take one with a glass of water after a "
+        "meal, and do not exceed three in any period of twenty-four hours.",
+        "User: Why do leaves change colour in autumn?\nAssistant: Trees break down their chlorophyll when days grow short. The "
+        "yellow and orange pigments, hidden until then, become visible before the leaves fall.",
+        "The museum reported a record number of visitors last year. Its new wing, which houses a collection of maps and early "
+        "globes, drew more than half of them, according to the director.",
+    ),
+}
+"""Short texts about the world, in several registers, that say nothing about anybody."""
+
+__all__ = ["NEUTRAL", "VALUES", "Pool"]
