@@ -310,7 +310,7 @@ _TEST: dict[str, Phrases] = {
     ),
     "street": Phrases(
         (
-            "I live on {v}.",
+            "My house is on {v}.",
             "My address is on {v}.",
             "Our house is the narrow one on {v}, next to the chemist.",
         ),

@@ -65,7 +65,7 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
             Anders, Zebulon, Arjun, Thibault, Gethin, Radu, Cuthbert, Haruki, Marcel, Pavel"""
         ),
         "friend": _words(
-            """Ash, Robin, Sasha, Quinn, Marlowe, Jules, Emerson, Kit, Lennox, Arden, Billie, Darcy, Ellis, Frankie, Hollis,
+            """Linden, Robin, Sasha, Quinn, Marlowe, Jules, Emerson, Kit, Lennox, Arden, Billie, Darcy, Ellis, Frankie, Hollis,
             Auden, Jody, Larkin, Merritt, Nico, Perry, Reese, Shiloh, Tatum"""
         ),
         "boss": _words(
@@ -120,7 +120,7 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
         "street": _words(
             """Juniper Lane, Harbour Row, Tanner Street, Alder Close, Mill Road, Observatory Hill, Cooper Street, Quarry Lane,
             Lantern Court, Saint Anne Square, Weaver Street, Orchard Rise, Falcon Avenue, Bridge Terrace, Clover Way,
-            Magpie Lane, Station Parade, Thistle Grove, Admiral Street, Ferry Road, Pewter Alley, Linden Walk,
+            Magpie Lane, Station Parade, Thistle Grove, Admiral Street, Ferry Road, Pewter Alley, Hawthorn Walk,
             Beacon Street, Foundry Yard"""
         ),
         "fear": _words(
