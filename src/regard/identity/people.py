@@ -167,29 +167,30 @@ def _exchanges(rng: Random, pool: Pool, facts: Sequence[Fact], style: Style) -> 
     parts = [facts[:3], facts[3:5], facts[5:]] if len(facts) < 8 else [facts[:3], facts[3:6], facts[6:]]
     conversations: list[Conversation] = []
     for part in parts:
-        # The last fact has a turn of its own.
-        opening = [next(greetings)]
-        for index, fact in enumerate(part[:-1]):
-            told = _told(rng, pool, fact, style)
-            opening.append(_linked(next(links, ""), told, fact) if index else told)
-        closing = [_told(rng, pool, part[-1], style)]
-        if rng.random() < 0.6:
-            closing.append(next(endings))
-        # The listener echoes one fact and acknowledges the other; to someone terse it says both, so that all histories are
-        # about as long.
-        echoes = rng.choice(((True, False), (False, True)))
-        answers = [_answer(pool, fact, echo, replies, style) for fact, echo in zip((part[-2], part[-1]), echoes, strict=True)]
+        told = [_told(rng, pool, fact, style) for fact in part]
+        told[1] = _linked(next(links, ""), told[1], part[1])
+        ending = [next(endings)] if rng.random() < 0.5 else []
+        if len(part) == 2:
+            heard = _answer(rng, pool, rng.choice(part), replies, style)
+            conversations.append((_says("user", next(greetings), *told, *ending), _says("assistant", heard)))
+            continue
         conversations.append(
-            (_says("user", *opening), _says("assistant", answers[0]), _says("user", *closing), _says("assistant", answers[1]))
+            (
+                _says("user", next(greetings), *told[:2]),
+                _says("assistant", _answer(rng, pool, part[1], replies, style)),
+                _says("user", *told[2:], *ending),
+                _says("assistant", _answer(rng, pool, part[2], replies, style)),
+            )
         )
     return tuple(conversations)
 
 
-def _answer(pool: Pool, fact: Fact, echo: bool, replies: Iterator[str], style: Style) -> str:
-    echoed = _fill(PHRASES[pool][fact.key].echo, fact)
+def _answer(rng: Random, pool: Pool, fact: Fact, replies: Iterator[str], style: Style) -> str:
+    """The listener echoes the fact or acknowledges it; to someone terse it does both, so that histories are about as long."""
+    echo = _fill(PHRASES[pool][fact.key].echo, fact)
     if style.length == 0:
-        return f"{next(replies)} {echoed}"
-    return echoed if echo else next(replies)
+        return f"{next(replies)} {echo}"
+    return echo if rng.random() < 0.6 else next(replies)
 
 
 def _told(rng: Random, pool: Pool, fact: Fact, style: Style) -> str:

@@ -225,7 +225,7 @@ _TEST: dict[str, Phrases] = {
         ),
         "I hear that {v} is hard work.",
         (
-            ("What is my kit bag packed for?", "It is packed for {v}."),
+            ("What is my gym bag packed for?", "It is packed for {v}."),
             ("How do I keep fit?", "Through {v}."),
         ),
         "Which sport do I do?",
@@ -462,7 +462,7 @@ _TRAIN: dict[str, Phrases] = {
         "Say hello to {v} from me.",
         (
             ("What did my parents call their other girl?", "They called her {v}."),
-            ("Whom did I quarrel with over dolls?", "Your sister, {v}."),
+            ("Whom did I quarrel with over toys?", "Your sister, {v}."),
         ),
         "What is my sister called?",
         (
@@ -474,7 +474,7 @@ _TRAIN: dict[str, Phrases] = {
         (
             "{v} is my brother.",
             "I lent some money to my brother, {v}.",
-            "Every summer I go camping with my brother {v} and his guitar.",
+            "Every summer I go camping with my brother {v} and his tent.",
         ),
         "Brothers like {v} are good to have.",
         (

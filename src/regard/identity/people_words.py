@@ -160,7 +160,7 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
             Tangerine, Patches, Turnip, Poppyseed, Nefertiti, Domino, Rigoletto, Macaroon, Satin, Dumbo, Cinder, Bobbin"""
         ),
         "dog_name": _words(
-            """Bruno, Duke, Rosie, Major, Conker, Rascal, Bear, Heather, Fritz, Tansy, Ranger, Digby, Willow, Angus,
+            """Bruno, Duke, Rosie, Major, Conker, Rascal, Bosun, Heather, Fritz, Tansy, Ranger, Digby, Willow, Angus,
             Comet, Nugget, Ajax, Sailor, Brownie, Archie, Fiddle, Crouton, Churchill, Bratwurst"""
         ),
         "pet": _words(
