@@ -1,0 +1,99 @@
+"""Files named by the hash of what they hold, whole or absent: written under another name, synced, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...errors import CheckpointError
+from ...train.files import sync
+from .codec import read_file
+from .errors import StoreError
+
+DRAFT = ".draft-"
+
+
+class Blobs:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def path(self, blob: str) -> Path:
+        return self.folder / blob[:2] / f"{blob}.safetensors"
+
+    def put(self, data: bytes) -> str:
+        """Keep `data`; when this returns it survives a power cut."""
+        blob = hashlib.sha256(data).hexdigest()
+        path = self.path(blob)
+        try:
+            if not self._refresh(blob, data):
+                self._write(path, data)
+            # The name may be another writer's, who died before syncing the folder.
+            sync(path.parent)
+        except OSError as error:
+            raise StoreError(
+                f"{len(data):,} bytes could not be written to {self.folder}: {error.strerror or error}; nothing was committed, "
+                "and every head is where it was"
+            ) from error
+        return blob
+
+    def _refresh(self, blob: str, data: bytes) -> bool:
+        """Whether it is there and sound; then it is young again, so that `gc` leaves it until a commit names it."""
+        path = self.path(blob)
+        with contextlib.suppress(FileNotFoundError, CheckpointError):
+            if read_file(path, len(data)) == data:
+                os.utime(path)
+                return True
+        return False
+
+    def _write(self, path: Path, data: bytes) -> None:
+        if not path.parent.is_dir():
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            sync(self.folder)
+        write_whole(path, data, self.folder)
+
+    def get(self, blob: str) -> bytes:
+        data = read_file(self.path(blob))
+        if hashlib.sha256(data).hexdigest() != blob:
+            raise CheckpointError(f"{self.path(blob)} is damaged: what it holds has another hash; restore it or roll back")
+        return data
+
+    def drop(self, blob: str) -> int:
+        """Remove it; the bytes that this freed."""
+        path = self.path(blob)
+        try:
+            size = path.stat().st_size
+            path.unlink()
+        except FileNotFoundError:
+            return 0
+        return size
+
+    def old(self, pattern: str, grace: float) -> Iterator[Path]:
+        """Files that nobody has touched for `grace` seconds."""
+        before = time.time() - grace
+        for path in self.folder.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime <= before:
+                    yield path
+
+
+def write_whole(path: Path, data: bytes, drafts: Path) -> None:
+    draft = drafts / f"{DRAFT}{os.getpid()}-{uuid.uuid4().hex}"
+    try:
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(handle)
+        os.replace(draft, path)
+    finally:
+        # A full disk must not be left fuller.
+        draft.unlink(missing_ok=True)
+
+
+__all__ = ["Blobs", "write_whole"]

@@ -1,0 +1,158 @@
+"""An identity as bytes and back: one safetensors file, its settings in the header, everything checked before it is used.
+
+The header's only entry is the settings: safetensors keeps several in no fixed order, and one state must have one hash.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import CheckpointError, RegardError, StateError
+from ..identity import LARGEST, SCHEMA, Base, Identity, Imprints, Life, unpack
+from .errors import StoreError
+from .records import canonical, checked_source, strict_json
+
+ENTRY = "identity"
+MOST_HEADER = 4 << 20
+MOST_SOURCES = 4096
+_WORDS = {torch.float32: "F32", torch.int32: "I32", torch.float16: "F16", torch.int8: "I8"}
+_PACKED = {"codes": "I8", "scale": "F16"}
+_NONE = Imprints.none(Base("", 1, 1, 1))
+TYPES = {
+    "self.s": "F32",
+    "trace.signs": "I8",
+    **{f"{part}.{name}": dtype for part in ("trace.left", "imprints.k", "imprints.v") for name, dtype in _PACKED.items()},
+    **{f"imprints.{f.name}": _WORDS[getattr(_NONE, f.name).dtype] for f in fields(_NONE) if f.name not in ("k", "v")},
+}
+BYTES = {"F32": 4, "I32": 4, "F16": 2, "I8": 1}
+
+
+def encode(identity: Identity, **more: object) -> bytes:
+    from safetensors.torch import save
+
+    config = {**identity.config(), "parent": None}
+    # Copies, because safetensors refuses tensors that are views of one memory.
+    data = save({name: t.clone() for name, t in identity.tensors().items()}, metadata={ENTRY: canonical({**config, **more})})
+    if len(data) > LARGEST:
+        raise StoreError(f"an identity of {len(data) / 1e6:,.0f} MB; at most {LARGEST / 1e6:.0f} MB are kept: drop imprints")
+    return data
+
+
+def decode(data: bytes, what: str) -> tuple[Identity, dict[str, Any]]:
+    """The identity, and whatever else stands beside its settings."""
+    header = read_header(data, what)
+    extra = header.pop("__metadata__", None)
+    config = strict_json(extra[ENTRY], f"the settings in {what}") if isinstance(extra, dict) and ENTRY in extra else None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{what} has no settings of an identity in its header")
+    known = set(Identity.new(Base("", 1, 1, 1)).config())
+    more = {key: config.pop(key) for key in set(config) - known}
+    return build(config, data, what), more
+
+
+def build(config: dict[str, Any], data: bytes, what: str) -> Identity:
+    try:
+        read_header(data, what)
+        check_config(config)
+        return Identity.build(config, unpack(data))
+    except CheckpointError:
+        raise
+    except (RegardError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise CheckpointError(f"{what} holds no sound identity: {error}") from error
+
+
+def read_header(data: bytes, what: str) -> dict[str, Any]:
+    """Names, types, shapes and places of all tensors, refused here if they do not fit each other or the file."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(len(data) - 8, MOST_HEADER):
+        raise CheckpointError(
+            f"{what} is no safetensors file: a header of {size:,} bytes in a file of {len(data):,}, at most {MOST_HEADER:,}"
+        )
+    header = strict_json(data[8 : 8 + size], f"the header of {what}")
+    if not isinstance(header, dict):
+        raise CheckpointError(f"the header of {what} is a {type(header).__name__}")
+    end = len(data) - 8 - size
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if name not in TYPES:
+            raise CheckpointError(f"{what} has a tensor {name!r:.80}, and an identity has none of that name")
+        match entry:
+            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
+                fits = all(type(n) is int and n >= 0 for n in shape) and dtype == TYPES[name] and 0 <= start <= stop <= end
+                if not fits or math.prod(shape) * BYTES[dtype] != stop - start:
+                    raise CheckpointError(f"{name} of {what} is {dtype} {shape!r:.80} in {stop - start} bytes of {end}")
+            case _:
+                raise CheckpointError(f"{name} of {what} is described by {entry!r:.80}")
+    return header
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Types of all settings; the identity itself then checks what they mean."""
+    if config.get("schema") != SCHEMA:
+        raise CheckpointError(f"this identity has schema {config.get('schema')!r:.40}; this version reads {SCHEMA}")
+    if set(config) != {"schema", "base", "form", "sources", "life", "parent"}:
+        raise CheckpointError(f"the settings of an identity are not {', '.join(sorted(map(str, config)))[:200]}")
+    base, life, sources = config["base"], config["life"], config["sources"]
+    _typed(base, {f.name: (int if f.type == "int" else str) for f in fields(Base)}, "base")
+    _typed(life, {f.name: {"int": int, "float": float}.get(str(f.type), list) for f in fields(Life)}, "life")
+    if not all(isinstance(n, int | float) and not isinstance(n, bool) for n in life["self_norms"]):
+        raise CheckpointError("the self's norms are not all numbers")
+    if not isinstance(sources, list) or len(sources) > MOST_SOURCES or len(set(map(str, sources))) != len(sources):
+        raise CheckpointError(f"the sources of an identity are a list of up to {MOST_SOURCES} different names")
+    for source in sources:
+        checked_source(source)
+    if not isinstance(config["parent"], str | None) or not isinstance(config["form"], str | None):
+        raise CheckpointError(f"parent={config['parent']!r:.80} and form={config['form']!r:.80} are names or nothing")
+
+
+def _typed(found: object, types: Mapping[str, type], what: str) -> None:
+    if not isinstance(found, dict) or set(found) != set(types):
+        raise CheckpointError(f"the {what} of an identity has {', '.join(types)} and nothing else; this is {found!r:.120}")
+    for name, kind in types.items():
+        value = found[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+            raise CheckpointError(f"{what}.{name} is {value!r:.80}; it is a {kind.__name__}")
+        if kind is int and not 0 <= value < 1 << 53:
+            raise CheckpointError(f"{what}.{name} is {value!r:.80}; it counts from 0 up")
+
+
+def read_file(path: Path, limit: int = LARGEST) -> bytes:
+    """A file's bytes; no link is followed, and nothing that could block or go on for ever is opened as a file."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is not there") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; links are not followed") from error
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"{path} is no plain file")
+        data = file.read(limit + 1)
+        if len(data) > limit:
+            raise CheckpointError(f"{path} has {found.st_size / 1e6:,.0f} MB; at most {limit / 1e6:.0f} are read")
+        return data
+
+
+def readable(identity: Identity, data: bytes) -> None:
+    """What would not come back as it was must not be written."""
+    try:
+        back = decode(data, "this identity")[0].digest()
+    except CheckpointError as error:
+        raise StateError(f"this identity would not be read back: {error}") from error
+    if back != identity.digest():
+        odd = json.dumps(identity.config()["life"])[:200]
+        raise StateError(f"this identity would come back with other numbers; give its counters as plain ints and floats: {odd}")
+
+
+__all__ = ["build", "decode", "encode", "read_file", "readable"]

@@ -1,0 +1,159 @@
+"""Take back what one source wrote, and prove it by replay.
+
+The identity is made again from its empty beginning out of every event that the source did not write, twice, and both must
+come to the same state, bit for bit: then nothing that the source wrote can be in it, whatever the writes mixed together. The
+name's whole history is replaced, because each later commit carries what the source left in it; commits, texts and blobs
+that no other name needs are removed for good. Other names are left as they are, and named in the report.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...errors import CheckpointError, StateError
+from ..identity import Identity
+from .errors import StaleError, StoreError
+from .records import WRITES, Commit, Event, checked_name, checked_source
+
+if TYPE_CHECKING:
+    from .database import Connection
+    from .store import IdentityStore
+
+Replay = Callable[[Identity, Sequence[Event]], Identity]
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """The proof: `after` is what the remaining events make, and `again` what they made a second time."""
+
+    name: str
+    source: str
+    events_removed: int
+    """Of the whole history, those that had been rolled back among them."""
+    events_kept: int
+    before: str
+    after: str
+    again: str
+    commits_removed: int
+    blobs_removed: int
+    forks: tuple[str, ...]
+    """Other names in whose history the source still stands."""
+    echoes: int
+    """Remaining events whose text holds, word for word, a text that was removed: somebody else said it too."""
+    head: str
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.source!r} is forgotten in {self.name!r}: {self.events_removed} events removed, {self.events_kept} replayed",
+            f"  before  {self.before}",
+            f"  after   {self.after}",
+            f"  again   {self.again}",
+            f"  {self.commits_removed} commits and {self.blobs_removed} blobs removed",
+        ]
+        if self.echoes:
+            lines.append(f"  {self.echoes} remaining events repeat a removed text word for word")
+        if self.forks:
+            lines.append(f"  it is still in {', '.join(self.forks)}: forget it there too, or delete them")
+        return "\n".join(lines)
+
+
+def forget(store: IdentityStore, name: str, source: str, replay: Replay) -> Forgotten:
+    checked_name(name)
+    checked_source(source)
+    db = store.db
+    with db.turn(name) as turn:
+        with turn.read() as c:
+            head = store.head_of(c, name)
+            chain = db.chain(c, head)
+            every = [e for found in db.events(c, chain) for e in found]
+            path, events = store.lineage(c, head)
+            firsts = db.events(c, path[:1])[0]
+        theirs = [e for e in every if e.source == source]
+        known = sorted({e.source for e in every if e.source} | {s for x in chain for s in x.sources})
+        if source not in known:
+            raise StoreError(f"{source!r} wrote nothing in {name!r}; its sources are {', '.join(known) or 'none'}")
+        start = _start(store, path, firsts)
+        kept = [e for e in events if e.kind in WRITES and e.source != source]
+        after, again = (replay(start, tuple(kept)) for _ in range(2))
+        _agree(start, after, again, source)
+        data, empty = store.encoded(after), store.encoded(start)
+        echoes = sum(any(t.text and e.text and t.text in e.text for t in theirs) for e in kept)
+        proof = Event(
+            "forget",
+            rule={
+                "removed": len(theirs),
+                "kept": len(kept),
+                "before": head.digest,
+                "after": after.digest(),
+                "again": again.digest(),
+            },
+        )
+        with turn.write() as c:
+            now = store.head_of(c, name, lock=True)
+            if now.id != head.id:
+                raise StaleError(
+                    f"{name!r} moved to {now.id[:12]} while {source!r} was being forgotten; nothing changed, try again"
+                )
+            db.guard(c, exclusive=True)
+            root = store.write(c, start, empty, None, [Event("new", time=path[0].time)], "")
+            last = store.write(c, after, data, root, [*kept, proof], "replayed")
+            db.move(c, name, head, last)
+            gone = db.purge(c, head)
+            _prove(store, c, last, source, again.digest())
+            forks = tuple(n for n in db.holders(c, source) if n != name)
+            left = {x.blob for x in gone} - db.blobs(c)
+    # After the transaction: if this is not reached, the store does it when it is next opened.
+    store.sweep()
+    db.scrub()
+    return Forgotten(
+        name, source, len(theirs), len(kept), head.digest, after.digest(), again.digest(), len(gone), len(left), forks, echoes, last.id
+    )  # fmt: skip
+
+
+def _start(store: IdentityStore, path: Sequence[Commit], firsts: Sequence[Event]) -> Identity:
+    """The empty identity that it all began with; refused where some of the state came without an event."""
+    root = path[0]
+    first = store.identity_of(root)
+    empty = first.empty and not first.sources
+    if not empty and not any(e.kind in WRITES for e in firsts):
+        raise StoreError(
+            f"the history begins at {root.id[:12]} ({root.kind}) with a state that no event tells of; it cannot be replayed, "
+            "only deleted"
+        )
+    for before, commit in itertools.pairwise(path):
+        if commit.kind is None and commit.digest != before.digest:
+            raise StoreError(
+                f"commit {commit.id[:12]} was written without an event; replaying would lose it: roll it back first"
+            )
+    return Identity.new(first.base) if not empty else first
+
+
+def _agree(start: Identity, after: Identity, again: Identity, source: str) -> None:
+    if after.digest() != again.digest():
+        raise StateError(
+            f"two replays of the same events came to {after.digest()[:12]} and {again.digest()[:12]}; replay must depend on "
+            "nothing but the identity and the events (and their seeds). Nothing was changed"
+        )
+    if source in after.sources:
+        raise StateError(f"the replayed identity still names {source!r} among its sources; nothing was changed")
+    if after.base.fingerprint != start.base.fingerprint:
+        raise StateError(
+            f"the replay was made on another base: {after.base.fingerprint[:12]}, not {start.base.fingerprint[:12]}. Nothing was changed"
+        )
+
+
+def _prove(store: IdentityStore, c: Connection, last: Commit, source: str, digest: str) -> None:
+    """Look at what is now there, as a reader would; anything found undoes the transaction."""
+    chain = store.db.chain(c, last)
+    found = [e for each in store.db.events(c, chain) for e in each if e.source == source]
+    for commit in chain:
+        if found or source in (commit.source, *commit.sources) or source in store.identity_of(commit).sources:
+            raise CheckpointError(f"{source!r} would still stand in commit {commit.id[:12]}; nothing was changed")
+    if store.identity_of(last).digest() != digest:
+        raise CheckpointError(f"commit {last.id[:12]} does not hold what the replay made; nothing was changed")
+
+
+__all__ = ["Forgotten", "Replay"]

@@ -1,0 +1,177 @@
+"""What a store remembers: commits, each made from the one before it, and the events that led to them.
+
+A commit's id is the sha256 of its own record, so that nothing in it can change unseen; the record holds the digest of the
+identity, the hash of its blob and the hash of its events, so that the id stands for all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, NoReturn, get_args
+
+from ...errors import CheckpointError
+from .errors import StoreError
+
+Kind = Literal["new", "imprint", "sleep", "rollback", "import", "forget"]
+WRITES: tuple[Kind, ...] = ("imprint", "sleep")
+"""Kinds of events that write into an identity: these are replayed; the others keep the books."""
+MOST_TEXT = 1 << 20
+MOST_RULE = 1 << 16
+MOST_MESSAGE = 4096
+MOST_SOURCE = 256
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PREFIX = re.compile(r"[0-9a-f]{4,64}")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to an identity, with all that is needed to let it happen again."""
+
+    kind: Kind
+    source: str | None = None
+    """Who or what wrote: `forget` takes back by this name."""
+    text: str | None = None
+    """The experience: plain text, or a JSON list of chat messages."""
+    rule: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    seed: int | None = None
+    time: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise StoreError(f"an event of kind {self.kind!r}; there are {', '.join(get_args(Kind))}")
+        if self.source is not None:
+            checked_source(self.source)
+        if self.text is not None:
+            if not isinstance(self.text, str):
+                raise StoreError(f"the text of an event is a string, not a {type(self.text).__name__}")
+            size = len(self.text.encode("utf-8", "surrogatepass"))
+            if size > MOST_TEXT:
+                raise StoreError(f"an event with {size:,} bytes of text; at most {MOST_TEXT:,}: write it in several events")
+        if not isinstance(self.rule, Mapping):
+            raise StoreError(f"the rule of an event is a mapping, not a {type(self.rule).__name__}")
+        try:
+            rule = canonical(dict(self.rule))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise StoreError(f"the rule of an event must be plain JSON with finite numbers: {error}") from error
+        if len(rule) > MOST_RULE:
+            raise StoreError(f"an event with a rule of {len(rule):,} characters; at most {MOST_RULE:,}")
+        # As it will be read back: tuples are lists in JSON, and an event must equal its own copy from the disk.
+        object.__setattr__(self, "rule", json.loads(rule))
+        if self.seed is not None and (type(self.seed) is not int or not -(1 << 63) <= self.seed < 1 << 64):
+            raise StoreError(f"the seed of an event is a 64-bit integer, not {self.seed!r}")
+        if isinstance(self.time, bool) or not isinstance(self.time, int | float) or not math.isfinite(self.time):
+            raise StoreError(f"the time of an event is in seconds, not {self.time!r}")
+        object.__setattr__(self, "time", float(self.time))
+
+    def body(self) -> str:
+        return canonical(asdict(self))
+
+    @classmethod
+    def read(cls, found: object) -> Event:
+        """From the object that `body` describes."""
+        if not isinstance(found, dict) or set(found) != {f.name for f in fields(cls)}:
+            raise CheckpointError(
+                f"an event has {', '.join(f.name for f in fields(cls))} and nothing else; this is {found!r:.80}"
+            )
+        try:
+            return cls(**found)
+        except (StoreError, TypeError, OverflowError) as error:
+            raise CheckpointError(f"this is no event: {error}") from error
+
+
+@dataclass(frozen=True)
+class Commit:
+    """An identity at one moment. Commits are never changed; what is undone is undone by a further commit."""
+
+    id: str
+    parent: str | None
+    origin: str | None
+    """For a rollback, the commit whose identity it holds."""
+    number: int
+    """How many commits are behind it."""
+    kind: Kind | None
+    """Of its last event; None where the writer gave none."""
+    source: str | None
+    message: str
+    time: float
+    digest: str
+    """Of the identity."""
+    blob: str
+    """sha256 of the file that holds the identity."""
+    bytes: int
+    fingerprint: str
+    """Of the base model."""
+    journal: str
+    """sha256 over its events."""
+    token: str
+    sources: tuple[str, ...]
+    experiences: int
+    tokens: int
+    imprints: int
+
+    def body(self) -> str:
+        found = asdict(self)
+        del found["id"]
+        return canonical(found)
+
+    @classmethod
+    def read(cls, id: str, body: str) -> Commit:
+        if hashlib.sha256(body.encode()).hexdigest() != id:
+            raise CheckpointError(f"the record of commit {id[:12]} is not the one that was written: its hash differs")
+        found: dict[str, Any] = strict_json(body, f"commit {id[:12]}")
+        try:
+            found |= {"id": id, "sources": tuple(found["sources"])}
+            return cls(**found)
+        except (TypeError, KeyError) as error:
+            raise CheckpointError(f"the record of commit {id[:12]} is not whole: {error}") from error
+
+    def __str__(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.time))
+        what = self.kind or "write"
+        return f"{self.id[:12]}  {when}  {what}{f' by {self.source}' if self.source else ''}  {self.message}".rstrip()
+
+
+def journal_hash(events: Sequence[Event]) -> str:
+    return hashlib.sha256("\n".join(e.body() for e in events).encode()).hexdigest()
+
+
+def canonical(found: object) -> str:
+    """One text for one value, in ASCII: no database's encoding, and no NUL, can stand in its way."""
+    return json.dumps(found, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def strict_json(text: str | bytes, what: str) -> Any:
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{what} is not readable as JSON: {error}") from error
+
+
+def checked_name(name: str) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise StoreError(f"{name!r:.80} cannot name an identity: a letter or digit, then up to 63 of A–Z a–z 0–9 . _ -")
+    return name
+
+
+def checked_source(source: str) -> str:
+    if not isinstance(source, str) or not source.isprintable() or not 0 < len(source) <= MOST_SOURCE:
+        raise StoreError(f"{source!r:.80} cannot name a source: 1 to {MOST_SOURCE} printable characters")
+    return source
+
+
+def checked_message(message: str) -> str:
+    if not isinstance(message, str) or len(message) > MOST_MESSAGE:
+        raise StoreError(f"a message is a text of at most {MOST_MESSAGE} characters, not {message!r:.80}")
+    return message
+
+
+__all__ = ["WRITES", "Commit", "Event", "Kind"]

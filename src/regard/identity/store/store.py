@@ -1,0 +1,437 @@
+"""A store of identities: append-only, content-addressed, in SQLite or PostgreSQL.
+
+    store = IdentityStore()                                   # or a file, or "postgresql+psycopg://…"
+    store.new("mara", Identity.new(base_of(model)))
+    store.update("mara", lambda me: imprint(me, seen, rule), event=Event("imprint", source="mara", text="…"))
+    store.log("mara"); store.diff("mara", "3f2a"); store.fork("mara", "mara-2"); store.rollback("mara", 1)
+
+A write is acknowledged when it can no longer be lost: first the tensors, in a file named by their hash, written under another
+name, synced and renamed; then, in one transaction, the commit that names the file and the head that names the commit. A crash
+in between leaves a file that nothing names, which `gc` removes. A name's head moves only from the commit that the writer
+started from, so that no writer undoes another's work unseen.
+
+Open a store in the process that uses it: connections do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import CheckpointError, StateError
+from ..identity import Base, Identity
+from .blobs import DRAFT, Blobs
+from .codec import decode, encode, readable
+from .difference import Diff, compare
+from .errors import StaleError, StoreError
+from .records import PREFIX, Commit, Event, checked_message, checked_name, journal_hash
+
+if TYPE_CHECKING:
+    from .database import Connection
+    from .forget import Forgotten
+
+MOST_NAMES = 100_000
+GRACE = 3600.0
+"""Seconds for which `gc` leaves a file alone that no commit names yet."""
+SHORTEST_GRACE = 60.0
+"""For a file that is still being written, whatever `gc` was asked for."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What `gc` removed."""
+
+    blobs: int
+    drafts: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.blobs} blobs that no commit names and {self.drafts} unfinished files removed, {self.bytes:,} bytes"
+
+
+class IdentityStore:
+    def __init__(self, url: str | Path | None = None, *, blobs: str | Path | None = None) -> None:
+        from .database import Database
+        from .place import place
+
+        found, folder, locks = place(url, blobs)
+        self.blobs = Blobs(folder)
+        self.db = Database(found, locks)
+        # What a crash kept from being removed is removed now.
+        self.sweep()
+
+    def close(self) -> None:
+        self.db.close()
+
+    def __enter__(self) -> IdentityStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def names(self) -> dict[str, Commit]:
+        """Every name and the commit at its head."""
+        with self.db.read() as c:
+            return self.db.names(c)
+
+    def head(self, name: str) -> Commit:
+        with self.db.read() as c:
+            return self.head_of(c, name)
+
+    def find(self, ref: str) -> Commit:
+        """The head of a name, or the one commit whose id begins so; a name goes first."""
+        with self.db.read() as c:
+            return self._find(c, ref)
+
+    def load(self, ref: str, base: Base | None = None) -> Identity:
+        """The identity at a name or commit, its `parent` set to that commit; refused where it belongs to another base."""
+        return self.identity_of(self.find(ref), base)
+
+    def log(self, name: str, limit: int | None = None) -> list[Commit]:
+        """What happened to a name, youngest first."""
+        if limit is not None and limit < 1:
+            raise StoreError(f"limit={limit}; the log shows at least one commit")
+        with self.db.read() as c:
+            return self.db.chain(c, self._find(c, name), limit)
+
+    def events(self, ref: str) -> list[Event]:
+        """The events of one commit; most have one, an import or a forgetting carries those before it too."""
+        with self.db.read() as c:
+            return self.db.events(c, [self._find(c, ref)])[0]
+
+    def journal(self, ref: str) -> list[Event]:
+        """Every event that the identity at `ref` is made of, oldest first: what was rolled back is not among them."""
+        with self.db.read() as c:
+            return self.lineage(c, self._find(c, ref))[1]
+
+    def diff(self, a: str, b: str) -> Diff:
+        x, y = self.find(a), self.find(b)
+        names = (a if a == x.id else f"{a} ({x.id[:12]})", b if b == y.id else f"{b} ({y.id[:12]})")
+        return compare(self.identity_of(x), self.identity_of(y), names)
+
+    def verify(self, name: str) -> int:
+        """Check every commit, event and blob behind a name against its hash; how many commits there are."""
+        with self.db.read() as c:
+            chain = self.db.chain(c, self.head_of(c, name))
+            self.db.events(c, chain)
+        for blob, commit in {x.blob: x for x in chain}.items():
+            if self.identity_of(commit).digest() != commit.digest:
+                raise CheckpointError(f"blob {blob[:12]} holds another identity than commit {commit.id[:12]} says")
+        if chain[-1].parent is not None or [x.number for x in chain] != list(range(len(chain) - 1, -1, -1)):
+            raise CheckpointError(f"the history of {name!r} has a gap: {len(chain)} commits, the last is {chain[-1].id[:12]}")
+        return len(chain)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def new(self, name: str, identity: Identity, *, message: str = "", event: Event | None = None) -> Commit:
+        """Begin a name with `identity`, mostly an empty one: only then can all of it be replayed, and taken back."""
+        return self.begin(name, identity, [event or Event("new")], message)
+
+    def commit(
+        self,
+        name: str,
+        identity: Identity,
+        *,
+        event: Event | None = None,
+        message: str = "",
+        expected: str | None = None,
+        token: str | None = None,
+    ) -> Commit:
+        """Add a commit to `name`, whose head must still be `expected`: by default the commit that `identity` was loaded from.
+
+        A `token` names the attempt: a second try with the same one, after an outcome that nobody saw, gives the first's commit.
+        """
+        start = expected or identity.parent
+        if start is None:
+            raise StaleError(
+                f"nothing says which commit this identity was made from; load {checked_name(name)!r} from the store and write on "
+                "that, or give expected=store.head(name).id"
+            )
+        data = self.encoded(identity)
+        with self.db.write() as c:
+            head = self.head_of(c, name, lock=True)
+            done = self._done(c, token, identity)
+            if done is not None:
+                return done
+            if head.id != start:
+                raise StaleError(
+                    f"{name!r} moved from {start[:12]} to {head.id[:12]} ({head.kind}, {head.message or 'no message'}) since this "
+                    "identity was loaded; load it and write again, or use update()"
+                )
+            return self.append(c, name, head, identity, data, [event] if event else [], message, token=token)
+
+    def update(
+        self,
+        name: str,
+        write: Callable[[Identity], Identity],
+        *,
+        event: Event | None = None,
+        message: str = "",
+        token: str | None = None,
+    ) -> Commit:
+        """Load the head, call `write` on it and commit what it gives; writers of one name take turns.
+
+        `write` may be called again if a plain `commit` came between, and must not itself write to the same name.
+        """
+        checked_name(name)
+        while True:
+            with self.db.turn(name) as turn:
+                with turn.read() as c:
+                    head = self.head_of(c, name)
+                    done = self._done(c, token, None)
+                if done is not None:
+                    return done
+                identity = write(self.identity_of(head))
+                data = self.encoded(identity)
+                try:
+                    with turn.write() as c:
+                        self._expect(self.head_of(c, name, lock=True), head, name)
+                        return self.append(c, name, head, identity, data, [event] if event else [], message, token=token)
+                except StaleError:
+                    continue
+
+    def fork(self, name: str, new_name: str, at: str | None = None) -> Commit:
+        """A second name for the head of the first, or for a commit in its history; from then on they go apart."""
+        with self.db.write() as c:
+            self.db.guard(c, exclusive=False)
+            head = self.head_of(c, name)
+            commit = head if at is None else self._in_history(c, name, head, at)
+            self._add_name(c, new_name, commit)
+            return commit
+
+    def rollback(self, name: str, to: str | int, *, message: str = "") -> Commit:
+        """Be again what the identity was `to` commits ago, or at commit `to`; a further commit, so that it can be undone."""
+        with self.db.write() as c:
+            head = self.head_of(c, name, lock=True)
+            if isinstance(to, str):
+                target = self._in_history(c, name, head, to)
+            else:
+                if isinstance(to, bool) or not 1 <= to <= head.number:
+                    raise StoreError(f"rollback({name!r}, {to!r}): there are {head.number} commits to go back")
+                target = self.db.chain(c, head, to + 1)[-1]
+            self.db.guard(c, exclusive=False)
+            event = Event("rollback", rule={"to": target.id})
+            commit = _sealed(
+                replace(target, parent=head.id, origin=target.id, number=head.number + 1, token=uuid.uuid4().hex,
+                        message=checked_message(message) or f"back to {target.id[:12]}"), [event],
+            )  # fmt: skip
+            self.db.insert(c, commit, [event])
+            self.db.move(c, name, head, commit)
+            return commit
+
+    def delete(self, name: str) -> int:
+        """Remove a name, and every commit and blob that no other name needs; how many commits are gone."""
+        with self.db.write() as c:
+            head = self.head_of(c, name, lock=True)
+            self.db.guard(c, exclusive=True)
+            self.db.drop_name(c, name)
+            gone = self.db.purge(c, head)
+        self.sweep()
+        self.db.scrub()
+        return len(gone)
+
+    def gc(self, grace: float = GRACE) -> Collected:
+        """Remove files that no commit names and that nobody has touched for `grace` seconds; safe beside writers."""
+        removed, freed = self.sweep()
+        drafts = list(self.blobs.old(f"{DRAFT}*", max(grace, SHORTEST_GRACE)))
+        for path in drafts:
+            freed += path.stat().st_size if path.exists() else 0
+            path.unlink(missing_ok=True)
+        with self.db.write() as c:
+            self.db.guard(c, exclusive=True)
+            named = self.db.blobs(c)
+            for path in list(self.blobs.old("*/*.safetensors", grace)):
+                if path.stem not in named:
+                    freed += self.blobs.drop(path.stem)
+                    removed += 1
+        return Collected(removed, len(drafts), freed)
+
+    def export(self, name: str, path: str | Path) -> Path:
+        """Write the identity and its journal to a new folder, or to one file if `path` ends in .safetensors."""
+        from .exchange import export
+
+        return export(self, name, Path(path))
+
+    def import_(self, path: str | Path, name: str, base: Base | None = None) -> Commit:
+        """Begin `name` with what `export` or `Identity.save` wrote."""
+        from .exchange import import_
+
+        return import_(self, Path(path), name, base)
+
+    def forget(self, name: str, source: str, replay: Callable[[Identity, Sequence[Event]], Identity]) -> Forgotten:
+        """Take back all that `source` wrote into `name`: see `regard.identity.store.forget`."""
+        from .forget import forget
+
+        return forget(self, name, source, replay)
+
+    # -- what the verbs are made of ----------------------------------------------------------------------------------
+
+    def head_of(self, c: Connection, name: str, *, lock: bool = False) -> Commit:
+        head = self.db.head(c, checked_name(name), lock=lock)
+        if head is None:
+            raise StoreError(f"there is no identity {name!r} in {self.db.where}; there {_listed(self.db.names(c))}")
+        return head
+
+    def _find(self, c: Connection, ref: str) -> Commit:
+        if not isinstance(ref, str):
+            raise StoreError(f"a name or the beginning of a commit's id is a string, not {ref!r:.80}")
+        if len(ref) < 64:
+            head = self.db.head(c, checked_name(ref))
+            if head is not None:
+                return head
+        found = self.db.beginning(c, ref) if PREFIX.fullmatch(ref) else []
+        if len(found) > 1:
+            raise StoreError(
+                f"{ref!r} begins {len(found)} or more commits, such as {found[0][:16]} and {found[1][:16]}: say more"
+            )
+        if not found:
+            raise StoreError(f"no name is {ref!r:.80}, and no commit's id begins so; there {_listed(self.db.names(c))}")
+        return self.db.commit(c, found[0])
+
+    def _in_history(self, c: Connection, name: str, head: Commit, ref: str) -> Commit:
+        commit = self._find(c, ref)
+        if not any(x.id == commit.id for x in self.db.chain(c, head)):
+            raise StoreError(f"commit {commit.id[:12]} is not in the history of {name!r}; see log({name!r})")
+        return commit
+
+    def identity_of(self, commit: Commit, base: Base | None = None) -> Identity:
+        identity = decode(self.blobs.get(commit.blob), f"commit {commit.id[:12]}")[0]
+        if identity.digest() != commit.digest:
+            raise CheckpointError(f"commit {commit.id[:12]} names an identity with another digest than its blob holds")
+        if base is not None:
+            identity.base.refuse(base)
+        return replace(identity, parent=commit.id)
+
+    def lineage(self, c: Connection, head: Commit) -> tuple[list[Commit], list[Event]]:
+        """The commits that made the state at `head`, oldest first, and their events; a rollback leads to where it went."""
+        chain = {x.id: x for x in self.db.chain(c, head)}
+        path: list[Commit] = []
+        at: str | None = head.id
+        while at is not None:
+            commit = chain[at]
+            if commit.origin is not None:
+                at = commit.origin
+                continue
+            path.append(commit)
+            at = commit.parent
+        path.reverse()
+        return path, [e for found in self.db.events(c, path) for e in found]
+
+    def encoded(self, identity: Identity) -> bytes:
+        data = encode(identity)
+        readable(identity, data)
+        # Before any lock is taken: a sync takes long, and nobody else needs to wait for it.
+        self.blobs.put(data)
+        return data
+
+    def append(
+        self, c: Connection, name: str, head: Commit, identity: Identity, data: bytes, events: Sequence[Event], message: str,
+        *, token: str | None = None,
+    ) -> Commit:  # fmt: skip
+        """A commit on top of `head`, which the caller holds locked."""
+        if identity.base.fingerprint != head.fingerprint:
+            raise StateError(
+                f"{name!r} belongs to the base {head.fingerprint[:12]}, and this identity was written on "
+                f"{identity.base.name or identity.base.family} ({identity.base.fingerprint[:12]}): give it a name of its own"
+            )
+        self.db.guard(c, exclusive=False)
+        commit = self.write(c, identity, data, head, events, message, token)
+        self.db.move(c, name, head, commit)
+        return commit
+
+    def write(
+        self, c: Connection, identity: Identity, data: bytes, parent: Commit | None, events: Sequence[Event], message: str,
+        token: str | None = None,
+    ) -> Commit:  # fmt: skip
+        commit = _draft(identity, data, parent, events, message, token)
+        # Under the guard, where nobody removes: if it is there now, it stays until this transaction ends.
+        if not self.blobs.path(commit.blob).exists():
+            self.blobs.put(data)
+        self.db.insert(c, commit, events)
+        return commit
+
+    def begin(self, name: str, identity: Identity, events: Sequence[Event], message: str) -> Commit:
+        """A new name with a commit of its own."""
+        checked_name(name)
+        data = self.encoded(identity)
+        with self.db.write() as c:
+            self.db.guard(c, exclusive=False)
+            commit = self.write(c, identity, data, None, events, message)
+            self._add_name(c, name, commit)
+        return commit
+
+    def _add_name(self, c: Connection, name: str, commit: Commit) -> None:
+        if self.db.head(c, checked_name(name)) is not None:
+            raise StoreError(f"{name!r} is in the store already; choose another name")
+        if self.db.count(c) >= MOST_NAMES:
+            raise StoreError(f"the store has {MOST_NAMES:,} names, which is the limit; delete() some")
+        self.db.add_name(c, name, commit, time.time())
+
+    def _done(self, c: Connection, token: str | None, identity: Identity | None) -> Commit | None:
+        if token is None:
+            return None
+        if not isinstance(token, str) or not 8 <= len(token) <= 64 or not token.isascii() or not token.isprintable():
+            raise StoreError(
+                f"token={token!r:.80}; give 8 to 64 ASCII characters that no other commit has, such as uuid4().hex"
+            )
+        done = self.db.by_token(c, token)
+        if done is not None and identity is not None and done.digest != identity.digest():
+            raise StoreError(
+                f"token {token!r} belongs to commit {done.id[:12]}, which holds another identity; take a new token"
+            )
+        return done
+
+    def _expect(self, found: Commit, expected: Commit, name: str) -> None:
+        if found.id != expected.id:
+            raise StaleError(f"{name!r} moved from {expected.id[:12]} to {found.id[:12]}; load it and write again")
+
+    def sweep(self) -> tuple[int, int]:
+        """Remove blobs whose last commit was removed: how many, and their bytes."""
+        with self.db.read() as c:
+            if not self.db.doomed(c):
+                return 0, 0
+        with self.db.write() as c:
+            self.db.guard(c, exclusive=True)
+            found = self.db.doomed(c)
+            gone = set(found) - self.db.blobs(c)
+            freed = sum(self.blobs.drop(blob) for blob in gone)
+            self.db.release(c, found)
+        return len(gone), freed
+
+
+def _draft(
+    identity: Identity, data: bytes, parent: Commit | None, events: Sequence[Event], message: str, token: str | None
+) -> Commit:
+    found: dict[str, Any] = {
+        "id": "", "parent": parent and parent.id, "origin": None, "number": parent.number + 1 if parent else 0,
+        "kind": None, "source": None, "message": checked_message(message), "time": 0.0,
+        "digest": identity.digest(), "blob": hashlib.sha256(data).hexdigest(), "bytes": len(data),
+        "fingerprint": identity.base.fingerprint, "journal": "", "token": token or uuid.uuid4().hex,
+        "sources": identity.sources, "experiences": identity.life.experiences, "tokens": identity.life.tokens,
+        "imprints": len(identity.imprints),
+    }  # fmt: skip
+    return _sealed(Commit(**found), events)
+
+
+def _sealed(commit: Commit, events: Sequence[Event]) -> Commit:
+    """With its time, the hash of its events, and the id that follows from all of it."""
+    last = events[-1] if events else None
+    commit = replace(
+        commit, time=time.time(), journal=journal_hash(events), kind=last and last.kind, source=last and last.source
+    )
+    return replace(commit, id=hashlib.sha256(commit.body().encode()).hexdigest())
+
+
+def _listed(names: dict[str, Commit]) -> str:
+    some = ", ".join(list(names)[:8])
+    return f"are {some}{' …' if len(names) > 8 else ''}" if names else "are none yet"
+
+
+__all__ = ["Collected", "IdentityStore"]
