@@ -1,0 +1,175 @@
+"""A Hugging Face decoder as a body: everything about it is found by running two tokens through it, and refused if it does not fit."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CombinationError
+from ..models.convert.families import FAMILIES
+from .body import Body, Heads, fingerprint
+from .identity import Base
+from .interface import Call
+from .lived import Hooks, lived
+from .probe import catches, expect_hub, layers_of, probe, projections, value_weight
+from .read import LayerRead
+
+Turn = Callable[[Tensor, Tensor], Tensor]
+"""x (B, H, N, D) at positions (B or 1, N)."""
+
+
+class HubBody(Body):
+    """Any decoder of transformers that calls the attention interface in every layer, and whose projections we know."""
+
+    def __init__(self, model: nn.Module) -> None:
+        expect_hub(model)
+        self.model, self.hooks = model, Hooks()
+        hub = cast(Any, model)
+        if hub.config.is_encoder_decoder or getattr(hub.config, "add_cross_attention", False):
+            raise CombinationError(f"a {type(model).__name__} reads two texts; an identity lives in a decoder of one")
+        caught: dict[tuple[nn.Module, str], Tensor] = {}
+        calls, out, hidden = self._probed(caught)
+        self.layers = [c.module for c in calls]
+        if len(set(self.layers)) != len(self.layers):
+            raise CombinationError(f"a {type(model).__name__} shares attention between layers; they would share what they read")
+        self._check_causal(calls)
+        self._check_head(out, hidden)
+        self.scales = [c.scale for c in calls]
+        self.turns = {c.module: self._turn_of(i, c, caught) for i, c in enumerate(calls)}
+        shapes = {(c.k.shape[1], c.q.shape[-1], c.v.shape[-1]) for c in calls}
+        G, D, E = next(iter(shapes))
+        if len(shapes) > 1 or D != E:
+            raise CombinationError(f"the layers of a {type(model).__name__} differ in heads and widths: {sorted(shapes)}")
+        embed = cast(nn.Embedding, hub.get_input_embeddings())
+        weights = [embed.weight, *(value_weight(layer) for layer in self.layers)]
+        config = hub.config.get_text_config()
+        kind, name = str(config.model_type), str(getattr(hub.config, "_name_or_path", "") or "")
+        # An identity is at home in our own model of the same weights too, which goes by the name of its family.
+        family = next((own for own, f in FAMILIES.items() if kind in f.model_types), kind)
+        self.base = Base(fingerprint(weights), len(calls), G, D, family=family, name=name)
+
+    def _probed(self, caught: dict[tuple[nn.Module, str], Tensor]) -> tuple[list[Call], Any, list[Tensor]]:
+        """The probe, with what every layer projected on the way and what came to the head."""
+        model = cast(Any, self.model)
+        hidden: list[Tensor] = []
+        config = model.config.get_text_config()
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head = model.get_output_embeddings()
+        with ExitStack() as hooks:
+            for module in self.model.modules():
+                if projections(module) is not None:
+                    for handle in catches(module, width, lambda m, n, x: caught.__setitem__((m, n), x)):
+                        hooks.callback(handle.remove)
+            if head is not None:
+                hooks.callback(head.register_forward_pre_hook(lambda m, args: hidden.append(args[0])).remove)
+            calls, out = probe(self.model)
+        layers_of(self.model, calls, whole=True)
+        return calls, out, hidden
+
+    def _check_causal(self, calls: Sequence[Call]) -> None:
+        for c in calls:
+            if c.allow is None or bool(c.allow[..., 0, 1].any()):
+                raise CombinationError(
+                    f"a {type(self.model).__name__} lets tokens see the future; an identity lives in a decoder"
+                )
+
+    def _check_head(self, out: Any, hidden: list[Tensor]) -> None:
+        logits = getattr(out, "logits", None)
+        if logits is None or len(hidden) != 1 or self.model.get_output_embeddings() is None:  # pyright: ignore
+            raise CombinationError(
+                f"a {type(self.model).__name__} gives no logits; load it with its head, as AutoModelForCausalLM does"
+            )
+        self._cap = getattr(cast(Any, self.model).config.get_text_config(), "final_logit_softcapping", None)
+        self._whole = _near(self.head(hidden[0]), logits)
+
+    def _turn_of(self, layer: int, call: Call, caught: Mapping[tuple[nn.Module, str], Tensor]) -> Turn | None:
+        """How this layer turns its heads, found by trying; refused where it does something else to them."""
+        kind = type(call.module).__name__
+        if not all((call.module, n) in caught for n in "qkv"):
+            raise CombinationError(f"where q, k and v of a {kind} come from is not known: it has no q_proj, k_proj and v_proj")
+        q, k, v = (caught[call.module, n] for n in "qkv")
+        fits = all(a.shape == b.shape for a, b in ((q, call.q), (k, call.k), (v, call.v)))
+        if fits and _near(v, call.v):
+            if _near(q, call.q) and _near(k, call.k):
+                return None
+            turn = self._rotary(layer, call.module)
+            at = torch.arange(2, device=q.device)[None]
+            if turn is not None and _near(turn(q, at), call.q) and _near(turn(k, at), call.k):
+                return turn
+        raise CombinationError(f"a {kind} does more to its heads than project and turn them; an identity cannot be read in it")
+
+    def _rotary(self, layer: int, module: nn.Module) -> Turn | None:
+        rotary = getattr(self.trunk, "rotary_emb", None)
+        apply = getattr(sys.modules.get(type(module).__module__), "apply_rotary_pos_emb", None)
+        if rotary is None or apply is None:
+            return None
+        config = cast(Any, self.model).config.get_text_config()
+        kind = getattr(rotary, "rope_type", "default")
+        if kind in ("dynamic", "longrope"):
+            raise CombinationError(
+                f"rope of type {kind!r} turns a key anew as the text grows; an identity needs keys turned once"
+            )
+        typed = "layer_type" in inspect.signature(rotary.forward).parameters
+        more = {"layer_type": config.layer_types[layer]} if typed else {}
+
+        def turn(x: Tensor, at: Tensor) -> Tensor:
+            cos, sin = rotary(x, at, **more)
+            turned = cos.shape[-1]
+            if turned < x.shape[-1] and turned * 2 != x.shape[-1]:
+                return torch.cat([apply(x[..., :turned], x[..., :turned], cos, sin)[0], x[..., turned:]], -1)
+            return apply(x, x, cos, sin)[0]
+
+        return turn
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The model without its head."""
+        return cast(Any, self.model).base_model
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        return self.trunk(tokens, use_cache=False).last_hidden_state
+
+    def head(self, hidden: Tensor) -> Tensor:
+        if not getattr(self, "_whole", True):
+            raise CombinationError(f"a {type(self.model).__name__} does more than project to its logits; ask for `logits`")
+        logits = cast(Any, self.model).get_output_embeddings()(hidden)
+        return logits if self._cap is None else (logits / self._cap).tanh() * self._cap
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens, use_cache=False).logits
+
+    def watched(self, tokens: Tensor) -> tuple[Tensor, list[Heads]]:
+        seen: dict[tuple[nn.Module, str], Tensor] = {}
+        with ExitStack() as hooks:
+            for layer in self.layers:
+                for handle in catches(layer, self.base.head_width, lambda m, n, x: seen.__setitem__((m, n), x[0])):
+                    hooks.callback(handle.remove)
+            logits = self.logits(tokens[None])[0]
+        return logits, [Heads(*(seen[layer, n] for n in "qkv")) for layer in self.layers]
+
+    def turned(self, layer: int, x: Tensor) -> Tensor:
+        turn = self.turns[self.layers[layer]]
+        if turn is None:
+            return x
+        at = torch.arange(x.shape[-2], device=x.device)[None]
+        return turn(x.reshape(1, -1, *x.shape[-2:]), at).reshape(x.shape)
+
+    @contextmanager
+    def read(self, reads: Sequence[LayerRead | None]) -> Generator[None]:
+        """Inside, the model's implementation is ours; another thread that calls the model meanwhile finds it as it was."""
+        with lived(self, reads):
+            yield
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    tolerance = 1e-4 if b.dtype in (torch.float32, torch.float64) else 3e-2
+    return a.shape == b.shape and bool(((a - b).abs() <= tolerance * (1 + b.abs().max())).all())
+
+
+__all__ = ["HubBody"]

@@ -1,0 +1,330 @@
+"""Living in a Hugging Face decoder: what its layers read, thread by thread, caches and all.
+
+A hook on each projection catches q and k before RoPE turns them, and the further columns of a key (`read.py`) are laid next to
+it just before it goes into the cache. So they are in the cache itself, and whatever is done to that, beams reordered, tokens
+cropped, rows picked, a room of fixed size, is done to them too. Slots stand in no cache: they come in front at every call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.spec import Spec
+from ..errors import CombinationError, ShapeError, StateError
+from ..geometry import Dot
+from .interface import FOR_ALL, HERE, Call, Result, lived_in, put_in, take_out
+from .probe import catches
+from .read import LayerRead
+
+if TYPE_CHECKING:
+    from .hub_body import HubBody
+
+
+class Lived:
+    """What the layers of one model read for as long as somebody lives in it."""
+
+    def __init__(self, body: HubBody, reads: Mapping[nn.Module, LayerRead]) -> None:
+        self.turns, self._reads = body.turns, dict(reads)
+        self._rows: dict[tuple[nn.Module, int], LayerRead] = {}
+        self._slots: dict[tuple[nn.Module, int, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    @cached_property
+    def digest(self) -> str:
+        """A name by content: a conversation may go on in another `with` block of the same identity, and in no other's."""
+        h = hashlib.sha256()
+        for module, read in self._reads.items():
+            h.update(f"{getattr(module, 'layer_idx', None)} {read.scale} {read.beta}".encode())
+            for x in _tensors(read):
+                h.update(f"{None if x is None else tuple(x.shape)}".encode())
+                h.update(b"" if x is None else x.detach().float().cpu().contiguous().numpy().tobytes())
+        return h.hexdigest()
+
+    def reads(self, module: nn.Module) -> bool:
+        return module in self._reads
+
+    def at(self, module: nn.Module, batch: int) -> LayerRead | None:
+        """What this layer reads of a batch."""
+        read = self._reads.get(module)
+        if read is None or read.batch in (1, batch):
+            return read
+        if batch % read.batch or not _generating():
+            raise ShapeError(f"{read.batch} identities live here, one for each row, and the batch has {batch} rows")
+        # Beams and several answers to one prompt: `generate` repeats every row as often, and keeps repeated rows together.
+        if (module, batch) not in self._rows:
+            index = torch.arange(read.batch).repeat_interleave(batch // read.batch)
+            self._rows[module, batch] = read.rows(index)
+        return self._rows[module, batch]
+
+    def slots(self, module: nn.Module, read: LayerRead, first: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots of a layer as keys and values for each row, in front of its first token at position `first`, or 0."""
+        assert read.k is not None
+        assert read.v is not None
+        B, m = q.shape[0], read.slots
+        keep = first is None and not any(x is not None and x.requires_grad for x in _tensors(read))
+        if keep and (module, B, q.dtype) in self._slots:
+            return self._slots[module, B, q.dtype]
+        at, turn = torch.arange(-m, 0, device=read.k.device)[None], self.turns[module]
+        if first is not None and turn is not None:
+            at = at + first[:, None].to(at.device)
+            read = replace(read, k=read.k.expand(B, -1, -1, -1), v=read.v.expand(B, -1, -1, -1))
+        own = cast(Tensor, read.k)
+        k, v = (x.to(q).expand(B, -1, -1, -1) for x in read.slot_heads(own if turn is None else turn(own, at)))
+        if keep:
+            self._slots[module, B, q.dtype] = k, v
+        return k, v
+
+    def answer(self, call: Call, spec: Spec | None) -> Result:
+        """One call of a layer that reads."""
+        frame, read = cast(Frame, _LOCAL.frame), cast(LayerRead, self.at(call.module, call.q.shape[0]))
+        if spec is not None and (not isinstance(spec.geometry, Dot) or spec.geometry.scale not in (None, read.scale)):
+            raise CombinationError(f"an identity bends dot products at the model's own scale, and this layer is {spec}")
+        q, k, v, allow, bias = call.q, call.k, call.v, call.allow, call.bias
+        if read.wide:
+            k = k if frame.asks is not None else frame.widen(k)
+            q = torch.cat([q, cast(Tensor, frame.asks).to(q.dtype)], -1)
+        m = read.slots
+        if m:
+            slot_k, slot_v = self.slots(call.module, read, _LOCAL.first, q)
+            k, v = torch.cat([slot_k, k], 2), torch.cat([slot_v, v], 2)
+            refused = read.refused(frame.caught["q"])
+            if allow is not None or refused is not None:
+                open_ = torch.ones(1, 1, q.shape[2], call.k.shape[2], dtype=torch.bool, device=q.device)
+                allow = open_ if allow is None else allow
+                front = allow.new_ones(1, 1, 1, m) if refused is None else ~refused
+                shape = torch.broadcast_shapes(front.shape[:3], allow.shape[:3])
+                allow = torch.cat([front.expand(*shape, -1), allow.expand(*shape, -1)], -1)
+            if bias is not None:
+                bias = nn.functional.pad(bias, (m, 0))
+        out, weights = replace(call, q=q, k=k, v=v, allow=allow, bias=bias).answered(spec)
+        # Whoever asks for weights counts the keys of the context: what a row lacks of 1 went to the slots.
+        return out, None if weights is None else weights[..., m:]
+
+
+def _tensors(read: LayerRead) -> list[Tensor | None]:
+    return [x for x in (getattr(read, f.name) for f in fields(read)) if x is None or isinstance(x, Tensor)]
+
+
+def _generating() -> bool:
+    """Whether transformers' `generate` is what calls us."""
+    from transformers import GenerationMixin
+
+    code = inspect.unwrap(cast(Any, GenerationMixin).generate).__code__
+    frame = sys._getframe()  # pyright: ignore
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def lived(body: HubBody, reads: Sequence[LayerRead | None]) -> Generator[None]:
+    """Inside, and in this thread or task alone, the layers read these; without any, the model is by itself."""
+    here = Lived(body, _by_module(body, reads)) if any(reads) else None
+    token = HERE.set({**HERE.get(), **dict.fromkeys(body.layers, here)})
+    try:
+        if here is None:
+            yield
+            return
+        move_in(body)
+        try:
+            yield
+        finally:
+            move_out(body)
+    finally:
+        HERE.reset(token)
+
+
+def move_in_for_all(body: HubBody, reads: Sequence[LayerRead | None]) -> Callable[[], None]:
+    """The layers read these in every thread; what is given back undoes it."""
+    here = Lived(body, _by_module(body, reads))
+    move_in(body)
+    for layer in body.layers:
+        FOR_ALL.setdefault(layer, []).append(here)
+
+    def undo() -> None:
+        for layer in body.layers:
+            FOR_ALL[layer].remove(here)
+            if not FOR_ALL[layer]:
+                del FOR_ALL[layer]
+        move_out(body)
+
+    return undo
+
+
+def _by_module(body: HubBody, reads: Sequence[LayerRead | None]) -> dict[nn.Module, LayerRead]:
+    return {m: r for m, r in zip(body.layers, reads, strict=True) if r is not None}
+
+
+_LOCK = threading.Lock()
+
+
+def move_in(body: HubBody) -> None:
+    with _LOCK:
+        if not body.hooks.living:
+            body.hooks.attach(body)
+        body.hooks.living += 1
+    put_in(body.model)
+
+
+def move_out(body: HubBody) -> None:
+    take_out(body.model)
+    with _LOCK:
+        body.hooks.living -= 1
+        if not body.hooks.living:
+            body.hooks.stack.close()
+
+
+@dataclass(eq=False)
+class Frame:
+    """One layer at work in this thread: what its projections gave, and whether its keys have met their columns."""
+
+    module: nn.Module
+    lived: Lived | None
+    caught: dict[str, Tensor]
+    asks: Tensor | None = None
+
+    def widen(self, k: Tensor) -> Tensor:
+        """Keys as the model turned them, with their columns; the columns of the queries are kept for the call."""
+        read = None if self.lived is None else self.lived.at(self.module, k.shape[0])
+        if read is None or not read.wide:
+            return k
+        self.asks, tells = read.columns(self.caught["q"], self.caught["k"])
+        return torch.cat([k, tells.to(k.dtype)], -1)
+
+
+class _Local(threading.local):
+    frame: Frame | None = None
+    first: Tensor | None = None
+
+
+_LOCAL = _Local()
+
+
+class Carried:
+    """`update` of a cache that an identity's columns are in: it takes keys of that identity and of no other.
+
+    An object and not a function, so that a copied cache has one that writes into the copy.
+    """
+
+    def __init__(self, cache: Any, digest: str) -> None:
+        self.cache, self.digest = cache, digest
+
+    def __call__(self, k: Tensor, v: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        frame = _LOCAL.frame
+        now = None if frame is None or frame.lived is None else frame.lived.digest
+        if now != self.digest and int(self.cache.get_seq_length(layer_idx)):
+            raise _mixed("nobody lives in the model now" if now is None else "another lives in the model now")
+        if now == self.digest and frame is not None:
+            k = frame.widen(k)
+        kept = self.cache.layers[layer_idx].keys if layer_idx < len(self.cache.layers) else None
+        if kept is not None and kept.numel() and kept.shape[-1] != k.shape[-1]:
+            raise _mixed(f"it keeps keys of width {kept.shape[-1]}, and here they are {k.shape[-1]} wide")
+        return type(self.cache).update(self.cache, k, v, layer_idx, *args, **kwargs)
+
+
+def _mixed(why: str) -> StateError:
+    return StateError(f"this cache was filled while an identity lived in the model, and {why}; begin with an empty cache")
+
+
+class Hooks:
+    """Hooks on a decoder while somebody lives in it."""
+
+    def __init__(self) -> None:
+        self.living = 0
+        self.stack = ExitStack()
+
+    def attach(self, body: HubBody) -> None:
+        for module in body.layers:
+            self._add(module.register_forward_pre_hook(_open, with_kwargs=True))
+            self._add(module.register_forward_hook(_close, always_call=True))
+            self._add(*catches(module, body.base.head_width, _caught))
+        if any(turn is not None for turn in body.turns.values()):
+            self._add(body.trunk.register_forward_pre_hook(_placed, with_kwargs=True))
+
+    def _add(self, *handles: Any) -> None:
+        for handle in handles:
+            self.stack.callback(handle.remove)
+
+
+def _caught(module: nn.Module, name: str, x: Tensor) -> None:
+    frame = _LOCAL.frame
+    if frame is not None and frame.module is module and frame.lived is not None:
+        frame.caught[name] = x
+
+
+def _open(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    here = cast(Lived | None, lived_in(module))
+    _LOCAL.frame = Frame(module, here, {})
+    cache = _given(module, args, kwargs).get("past_key_values")
+    if here is None or cache is None:
+        return
+    carried = vars(cache).get("update")
+    if isinstance(carried, Carried) and carried.digest == here.digest:
+        return
+    if int(cache.get_seq_length(module.layer_idx)):
+        if carried is not None:
+            raise _mixed("another lives in the model now")
+        raise StateError("this cache was filled before the identity came to live in the model; begin with an empty cache")
+    cache.update = Carried(cache, here.digest)
+
+
+def _close(module: nn.Module, args: Any, out: Any) -> None:
+    _LOCAL.frame = None
+
+
+def _placed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    _LOCAL.first = _first(_given(module, args, kwargs))
+
+
+def _first(given: dict[str, Any]) -> Tensor | None:
+    """The position of the first real token of each row; None where it is 0 in all of them.
+
+    With padding on the left, `generate` counts positions from the first real token and a plain forward from the padding.
+    """
+    allowed, at, tokens = given.get("attention_mask"), given.get("position_ids"), given.get("input_ids")
+    tokens = given.get("inputs_embeds") if tokens is None else tokens
+    if tokens is None or (at is not None and at.ndim != 2):
+        return None
+    N = tokens.shape[1]
+    if allowed is None:
+        cache = given.get("past_key_values")
+        first = None if at is None else at[:, 0] - (0 if cache is None else int(cache.get_seq_length()))
+    elif isinstance(allowed, Tensor) and allowed.ndim == 2:
+        allowed = allowed.bool()
+        pad = allowed.int().argmax(-1)
+        if at is None:
+            first = pad
+        else:
+            at = at.expand(allowed.shape[0], -1)
+            here = pad - (allowed.shape[1] - N)
+            inside = at.gather(1, here.clamp(0, N - 1)[:, None])[:, 0]
+            first = torch.where(here >= 0, inside, at[:, -1] - allowed.sum(-1) + 1)
+    else:
+        first = None
+    return None if first is None or not bool(first.any()) else first.expand(tokens.shape[0])
+
+
+_NAMES: dict[type, list[str]] = {}
+
+
+def _given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a forward by their names."""
+    names = _NAMES.get(type(module))
+    if names is None:
+        names = _NAMES[type(module)] = list(inspect.signature(type(module).forward).parameters)[1:]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+__all__ = ["Hooks", "lived", "move_in_for_all"]
