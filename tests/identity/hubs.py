@@ -120,7 +120,7 @@ def someone(
             k=Packed.of(normal(L, G, slots, D)),
             v=Packed.of(normal(L, G, slots, D)),
             token=count,
-            position=count,
+            position=count + 1,
             shock=torch.ones(slots),
             source=torch.zeros(slots, dtype=torch.int32),
             weight=normal(slots) * 0.5 if weighed else torch.zeros(slots),

@@ -44,7 +44,8 @@ class Lived:
         """A name by content: a conversation may go on in another `with` block of the same identity, and in no other's."""
         h = hashlib.sha256()
         for module, read in self._reads.items():
-            h.update(f"{getattr(module, 'layer_idx', None)} {read.scale} {read.beta}".encode())
+            numbers = [x for x in (getattr(read, f.name) for f in fields(read)) if isinstance(x, int | float)]
+            h.update(f"{getattr(module, 'layer_idx', None)} {numbers}".encode())
             for x in _tensors(read):
                 h.update(f"{None if x is None else tuple(x.shape)}".encode())
                 h.update(b"" if x is None else x.detach().float().cpu().contiguous().numpy().tobytes())
@@ -97,18 +98,25 @@ class Lived:
         if m:
             slot_k, slot_v = self.slots(call.module, read, _LOCAL.first, q)
             k, v = torch.cat([slot_k, k], 2), torch.cat([slot_v, v], 2)
-            refused = read.refused(frame.caught["q"])
-            if allow is not None or refused is not None:
-                open_ = torch.ones(1, 1, q.shape[2], call.k.shape[2], dtype=torch.bool, device=q.device)
-                allow = open_ if allow is None else allow
-                front = allow.new_ones(1, 1, 1, m) if refused is None else ~refused
-                shape = torch.broadcast_shapes(front.shape[:3], allow.shape[:3])
-                allow = torch.cat([front.expand(*shape, -1), allow.expand(*shape, -1)], -1)
+            allow = self._met(read, call, frame.caught["q"])
             if bias is not None:
                 bias = nn.functional.pad(bias, (m, 0))
         out, weights = replace(call, q=q, k=k, v=v, allow=allow, bias=bias).answered(spec)
         # Whoever asks for weights counts the keys of the context: what a row lacks of 1 went to the slots.
         return out, None if weights is None else weights[..., m:]
+
+    def _met(self, read: LayerRead, call: Call, q: Tensor) -> Tensor:
+        """Which keys a query may look at, those of the slots first."""
+        allow, (B, _, Q, _), K = call.allow, q.shape, call.k.shape[2]
+        allow = torch.ones(1, 1, Q, K, dtype=torch.bool, device=q.device) if allow is None else allow
+        front = allow.new_ones(B, 1, Q, read.slots)
+        if read.alone:
+            # Who sees one key sees itself: the first token of a text, wherever padding or packing has put it.
+            front = front & (allow.sum(-1, keepdim=True) != 1)
+        refused = read.refused(q)
+        front = front if refused is None else front & ~refused
+        shape = torch.broadcast_shapes(front.shape[:3], allow.shape[:3])
+        return torch.cat([front.expand(*shape, -1), allow.expand(*shape, -1)], -1)
 
 
 def _tensors(read: LayerRead) -> list[Tensor | None]:
