@@ -134,14 +134,15 @@ def read_file(path: Path, limit: int = LARGEST) -> bytes:
         raise CheckpointError(f"{path} is not there") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; links are not followed") from error
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+        os.close(handle)
+        if stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"{path} has {found.st_size:,} bytes; at most {limit:,} are read")
+        raise CheckpointError(f"{path} is no plain file")
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path} is no plain file")
-        data = file.read(limit + 1)
-        if len(data) > limit:
-            raise CheckpointError(f"{path} has {found.st_size / 1e6:,.0f} MB; at most {limit / 1e6:.0f} are read")
-        return data
+        # Not beyond the limit even if it grows meanwhile.
+        return file.read(limit)
 
 
 def readable(identity: Identity, data: bytes) -> None:

@@ -85,6 +85,8 @@ names = Table(
 )
 doomed = Table("identity_doomed", metadata, Column("blob", String(64), primary_key=True))
 """Blobs whose last commit is gone: removed after the transaction, or by whoever opens the store next."""
+SCRUB = "-"
+"""Stands among them while the database's own files may still hold what was removed from it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,11 @@ class Database:
             event.listen(self.engine, "begin", _begin)
         else:
             self.engine = create_engine(url, pool_pre_ping=True, pool_size=8, max_overflow=32)
-        self._create()
+        try:
+            self._create()
+        except BaseException:
+            self.close()
+            raise
 
     def _create(self) -> None:
         with self._errors(), self._locked(".schema") if self.lite else contextlib.nullcontext():
@@ -295,7 +301,7 @@ class Database:
         for ids in _chunks(x.id for x in gone):
             c.execute(delete(events).where(events.c.commit_id.in_(ids)))
             c.execute(delete(commits).where(commits.c.id.in_(ids)))
-        marked = {x.blob for x in gone} - self.blobs(c) - set(self.doomed(c))
+        marked = ({SCRUB} | {x.blob for x in gone}) - self.blobs(c) - set(self.doomed(c))
         if marked:
             c.execute(insert(doomed), [{"blob": blob} for blob in sorted(marked)])
         return gone
@@ -304,16 +310,18 @@ class Database:
         for ids in _chunks(found):
             c.execute(delete(doomed).where(doomed.c.blob.in_(ids)))
 
-    def scrub(self) -> None:
-        """Leave nothing of removed rows in the files of the database."""
+    def scrub(self) -> bool:
+        """Leave nothing of removed rows in the database's files; False where a reader stood in the way."""
         if self.lite:
             # secure_delete has overwritten them in the database itself; what is left stands in the log.
             with self._errors(), self.engine.connect() as c:
-                _driver(c).execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        else:
-            with self._errors(), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as c:
-                c.execute(text("VACUUM (FULL) identity_events"))
-                c.execute(text("VACUUM (FULL) identity_commits"))
+                busy, _, _ = _driver(c).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                return not busy
+        with self._errors(), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as c:
+            # FULL writes the tables anew; without it the old rows would stay where they are until something needs the room.
+            c.execute(text("VACUUM (FULL) identity_events"))
+            c.execute(text("VACUUM (FULL) identity_commits"))
+        return True
 
 
 def _walk(start: Any, floor: int, *, once: bool = False) -> CTE:
@@ -354,4 +362,4 @@ def _begin(c: Connection) -> None:
     c.exec_driver_sql("BEGIN" if c.get_execution_options().get("regard_reads") else "BEGIN IMMEDIATE")
 
 
-__all__ = ["URL", "Connection", "Database", "Turn", "make_url"]
+__all__ = ["SCRUB", "URL", "Connection", "Database", "Turn", "make_url"]

@@ -43,6 +43,8 @@ class Forgotten:
     """Other names in whose history the source still stands."""
     echoes: int
     """Remaining events whose text holds, word for word, a text that was removed: somebody else said it too."""
+    scrubbed: bool
+    """Whether the database's own files hold nothing of it any more; if not, `gc` tries again."""
     head: str
 
     def __str__(self) -> str:
@@ -55,6 +57,8 @@ class Forgotten:
         ]
         if self.echoes:
             lines.append(f"  {self.echoes} remaining events repeat a removed text word for word")
+        if not self.scrubbed:
+            lines.append("  a reader kept the database's log from being emptied: run gc")
         if self.forks:
             lines.append(f"  it is still in {', '.join(self.forks)}: forget it there too, or delete them")
         return "\n".join(lines)
@@ -104,12 +108,11 @@ def forget(store: IdentityStore, name: str, source: str, replay: Replay) -> Forg
             gone = db.purge(c, head)
             _prove(store, c, last, source, again.digest())
             forks = tuple(n for n in db.holders(c, source) if n != name)
-            left = {x.blob for x in gone} - db.blobs(c)
     # After the transaction: if this is not reached, the store does it when it is next opened.
-    store.sweep()
-    db.scrub()
+    removed, _, scrubbed = store.sweep()
     return Forgotten(
-        name, source, len(theirs), len(kept), head.digest, after.digest(), again.digest(), len(gone), len(left), forks, echoes, last.id
+        name, source, len(theirs), len(kept), head.digest, after.digest(), again.digest(), len(gone), removed, forks, echoes,
+        scrubbed, last.id,
     )  # fmt: skip
 
 

@@ -62,8 +62,12 @@ class IdentityStore:
         found, folder, locks = place(url, blobs)
         self.blobs = Blobs(folder)
         self.db = Database(found, locks)
-        # What a crash kept from being removed is removed now.
-        self.sweep()
+        try:
+            # What a crash kept from being removed is removed now.
+            self.sweep()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self.db.close()
@@ -234,12 +238,11 @@ class IdentityStore:
             self.db.drop_name(c, name)
             gone = self.db.purge(c, head)
         self.sweep()
-        self.db.scrub()
         return len(gone)
 
     def gc(self, grace: float = GRACE) -> Collected:
         """Remove files that no commit names and that nobody has touched for `grace` seconds; safe beside writers."""
-        removed, freed = self.sweep()
+        removed, freed, _ = self.sweep()
         drafts = list(self.blobs.old(f"{DRAFT}*", max(grace, SHORTEST_GRACE)))
         for path in drafts:
             freed += path.stat().st_size if path.exists() else 0
@@ -392,18 +395,21 @@ class IdentityStore:
         if found.id != expected.id:
             raise StaleError(f"{name!r} moved from {expected.id[:12]} to {found.id[:12]}; load it and write again")
 
-    def sweep(self) -> tuple[int, int]:
-        """Remove blobs whose last commit was removed: how many, and their bytes."""
+    def sweep(self) -> tuple[int, int, bool]:
+        """Remove for good what has no commit any more: how many blobs, their bytes, and whether nothing of it is left."""
+        from .database import SCRUB
+
         with self.db.read() as c:
             if not self.db.doomed(c):
-                return 0, 0
+                return 0, 0, True
+        clean = self.db.scrub()
         with self.db.write() as c:
             self.db.guard(c, exclusive=True)
             found = self.db.doomed(c)
-            gone = set(found) - self.db.blobs(c)
+            gone = set(found) - self.db.blobs(c) - {SCRUB}
             freed = sum(self.blobs.drop(blob) for blob in gone)
-            self.db.release(c, found)
-        return len(gone), freed
+            self.db.release(c, found if clean else [blob for blob in found if blob != SCRUB])
+        return len(gone), freed, clean
 
 
 def _draft(

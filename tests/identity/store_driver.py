@@ -1,0 +1,214 @@
+"""Many processes on one store: forked from one that has imported everything, because importing takes longer than the test.
+
+To the database a forked process that opens the store itself is like any other. Run as a script: a JSON request a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from stored import BASE, heard, imprint, replay
+
+from regard.identity.identity import Identity
+from regard.identity.store import Event, IdentityStore
+
+Say = Callable[[str], None]
+READY = "ready"
+
+
+def small(me: Identity, event: Event) -> Identity:
+    me = imprint(me, event)
+    return replace(me, imprints=me.imprints.pick(torch.arange(len(me.imprints))[-4:]))
+
+
+def spawn(work: Callable[[Say], None]) -> tuple[int, int]:
+    """A process, and the pipe through which it speaks: what it said before it was killed is still read."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(into)
+        return pid, out
+    code = 1
+    try:
+        os.close(out)
+        work(lambda line: os.write(into, f"{line}\n".encode()) and None)
+        code = 0
+    except BaseException as error:
+        os.write(into, f"! {type(error).__name__}: {error}\n".encode())
+    os._exit(code)
+
+
+def hear(pipes: list[int]) -> list[str]:
+    """All that was said, until every pipe is closed."""
+    said = dict.fromkeys(pipes, b"")
+    while pipes:
+        for pipe in select.select(pipes, [], [])[0]:
+            data = os.read(pipe, 1 << 16)
+            said[pipe] += data
+            if not data:
+                os.close(pipe)
+                pipes = [p for p in pipes if p != pipe]
+    # A kill can cut the last line; an id that was not said whole was not acknowledged.
+    return [line.decode().strip() for text in said.values() for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def kill_at_random(
+    work: Callable[[int], Callable[[Say], None]], kills: int, seed: int, within: float, at_once: int
+) -> list[str]:
+    rng, said = random.Random(seed), list[str]()
+    for start in range(0, kills, at_once):
+        born = [spawn(work(start + i)) for i in range(at_once)]
+        for pid, pipe in born:
+            # Mostly once it writes, and sometimes while it opens the store.
+            if rng.random() < 0.8:
+                select.select([pipe], [], [], 10)
+            time.sleep(rng.uniform(0.0, within))
+            os.kill(pid, signal.SIGKILL)
+        said += [line for line in hear([pipe for _, pipe in born]) if line != READY]
+        for pid, _ in born:
+            os.waitpid(pid, 0)
+    return said
+
+
+def begin(place: dict[str, Any]) -> None:
+    """A first life and a first write, so that all that is imported late is there before processes are forked."""
+    with IdentityStore(**place) as store:
+        store.new("mara", Identity.new(BASE))
+        store.fork("mara", "warm")
+        store.update("warm", lambda me: small(me, heard("w", "warm")), event=heard("w", "warm"))
+        store.forget("warm", "w", replay)
+        store.delete("warm")
+
+
+def crash(place: dict[str, Any], kills: int, seed: int) -> dict[str, Any]:
+    def work(who: int) -> Callable[[Say], None]:
+        def run(say: Say) -> None:
+            store = IdentityStore(**place)
+            for n in range(10_000):
+                if n % 7 == 6:
+                    say(store.rollback("mara", 1).id)
+                    store.gc(grace=0)
+                event = heard("w", f"{who}-{n}")
+                say(store.update("mara", lambda me, e=event: small(me, e), event=event).id)
+
+        return run
+
+    begin(place)
+    said = kill_at_random(work, kills, seed, within=0.08, at_once=2)
+    with IdentityStore(**place) as store:
+        log = store.log("mara")
+        texts = [e.text for x in log for e in store.events(x.id) if e.text]
+        return {
+            "errors": [line for line in said if line.startswith("!")],
+            "acknowledged": len(said),
+            "lost": sorted(set(said) - {x.id for x in log}),
+            "commits": store.verify("mara"),
+            "twice": len(texts) - len(set(texts)),
+            "drafts": len(list(store.blobs.folder.glob(".draft-*"))),
+        }
+
+
+def writers(place: dict[str, Any], count: int, commits: int) -> dict[str, Any]:
+    def work(who: int) -> Callable[[Say], None]:
+        def run(say: Say) -> None:
+            with IdentityStore(**place) as store:
+                for n in range(commits):
+                    event = heard(f"w{who}", f"{who}-{n}")
+                    say(store.update("mara", lambda me, e=event: small(me, e), event=event).id)
+
+        return run
+
+    def collect(say: Say) -> None:
+        with IdentityStore(**place) as store:
+            while store.head("mara").number < count * commits:
+                store.gc(grace=0)
+                time.sleep(0.1)
+
+    begin(place)
+    began = time.time()
+    born = [spawn(work(i)) for i in range(count)] + [spawn(collect)]
+    said = hear([pipe for _, pipe in born])
+    for pid, _ in born:
+        os.waitpid(pid, 0)
+    with IdentityStore(**place) as store:
+        log = store.log("mara")
+        return {
+            "errors": [line for line in said if line.startswith("!")],
+            "acknowledged": len(set(said)),
+            "lost": sorted(set(said) - {x.id for x in log}),
+            "commits": store.verify("mara"),
+            "experiences": store.load("mara").life.experiences,
+            "texts": len({e.text for e in store.journal("mara") if e.text}),
+            "seconds": round(time.time() - began, 2),
+        }
+
+
+def opening(place: dict[str, Any], count: int) -> dict[str, Any]:
+    def work(who: int) -> Callable[[Say], None]:
+        return lambda say: say(IdentityStore(**place).new(f"p{who}", Identity.new(BASE)).id)
+
+    born = [spawn(work(i)) for i in range(count)]
+    said = hear([pipe for _, pipe in born])
+    for pid, _ in born:
+        os.waitpid(pid, 0)
+    with IdentityStore(**place) as store:
+        return {"errors": [line for line in said if line.startswith("!")], "names": len(store.names())}
+
+
+def forgetting(place: dict[str, Any], kills: int, seed: int) -> dict[str, Any]:
+    """Killed at any moment of forgetting, a store has the old history or the new one, and nothing of the old beside the new."""
+
+    def run(say: Say) -> None:
+        store = IdentityStore(**place)
+        say(READY)
+        while True:
+            for source in ("theo", "secret"):
+                event = heard(source, f"{source} word")
+                store.update("mara", lambda me, e=event: small(me, e), event=event)
+            say(f"forget {store.forget('mara', 'secret', replay).events_removed}")
+
+    begin(place)
+    said = kill_at_random(lambda _: run, kills, seed, within=0.3, at_once=1)
+    # The first opening finishes what a kill interrupted.
+    with IdentityStore(**place) as store:
+        store.verify("mara")
+        if any(e.source == "secret" for x in store.log("mara") for e in store.events(x.id)):
+            store.forget("mara", "secret", replay)
+        named = {x.blob for x in store.log("mara")}
+        verified, kept = store.verify("mara"), {p.stem for p in store.blobs.folder.glob("*/*.safetensors")}
+        # A blob that was written for a commit that never came is nobody's, and goes with the rest.
+        store.gc(grace=0)
+        swept = {p.stem for p in store.blobs.folder.glob("*/*.safetensors")}
+    folder = store.blobs.folder.parent
+    return {
+        "errors": [line for line in said if line.startswith("!")],
+        "forgotten": sum(line.startswith("forget") for line in said),
+        "commits": verified,
+        "missing": len(named - kept),
+        "stray": len(swept - named),
+        "left": [p.name for p in folder.rglob("*") if p.is_file() and b"secret word" in p.read_bytes()],
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = globals()[request.pop("do")](**request)
+        except Exception as error:
+            answer = {"errors": [f"{type(error).__name__}: {error}"]}
+        print(json.dumps(answer), flush=True)
