@@ -1,0 +1,126 @@
+"""Every promise of `test_store.py` and of `test_store_crash.py` again, on a real PostgreSQL server."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import test_store
+from test_store import *  # noqa: F403
+from test_store import Open, heard, imprint, mara, replay, store  # noqa: F401
+from test_store_crash import Drive, drive  # noqa: F401
+
+from regard.identity.identity import Identity
+from regard.identity.store import IdentityStore, StoreError
+
+SERVER = os.environ.get("REGARD_TEST_POSTGRES", "")
+pytestmark = pytest.mark.skipif(
+    not SERVER, reason="REGARD_TEST_POSTGRES names no PostgreSQL server, such as postgresql+psycopg://user@localhost/postgres"
+)
+# These make their own store in a file, or none at all: once is enough.
+del test_any_run_of_verbs_leaves_what_a_plain_dictionary_would  # noqa: F821
+del test_any_identity_comes_back_from_its_bytes_as_it_was  # noqa: F821
+del test_any_event_comes_back_from_its_text_as_it_was  # noqa: F821
+del test_events_have_limits  # noqa: F821
+# Here the name's row is locked while `update` runs, so that a plain commit waits: the last test below.
+del test_update_writes_on_what_a_plain_commit_left_between  # noqa: F821
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Generator[dict[str, str]]:
+    """A database of its own for each test."""
+    from sqlalchemy import create_engine, make_url, text
+
+    name = f"regard_{uuid.uuid4().hex}"
+    server = create_engine(SERVER, isolation_level="AUTOCOMMIT")
+    with server.connect() as c:
+        c.execute(text(f"CREATE DATABASE {name}"))
+    url = make_url(SERVER).set(database=name).render_as_string(hide_password=False)
+    yield {"url": url, "blobs": str(tmp_path / "store" / "blobs")}
+    with server.connect() as c:
+        c.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    server.dispose()
+
+
+@pytest.fixture
+def open_store(place: dict[str, str]) -> Open:
+    return lambda: IdentityStore(**place)
+
+
+def test_the_store_is_in_postgresql(open_store: Open) -> None:
+    with open_store() as found:
+        assert not found.db.lite
+        with found.db.read() as c:
+            assert "PostgreSQL" in str(c.exec_driver_sql("SELECT version()").scalar())
+
+
+def test_eight_writers_of_fifty_commits_each_all_land_in_one_chain(drive: Drive, place: dict[str, str]) -> None:  # noqa: F811
+    found = drive(do="writers", place=place, count=8, commits=50)
+    assert found["errors"] == []
+    assert found["lost"] == []
+    assert (found["acknowledged"], found["commits"], found["experiences"], found["texts"]) == (400, 401, 400, 400)
+
+
+def test_many_processes_may_open_a_new_store_at_once(drive: Drive, place: dict[str, str]) -> None:  # noqa: F811
+    assert drive(do="opening", place=place, count=8) == {"errors": [], "names": 8}
+
+
+def test_fifty_kills_lose_no_acknowledged_commit_and_repeat_none(drive: Drive, place: dict[str, str]) -> None:  # noqa: F811
+    found = drive(do="crash", place=place, kills=50, seed=3)
+    assert (found["errors"], found["lost"], found["twice"]) == ([], [], 0)
+    assert found["acknowledged"] > 50
+    assert found["acknowledged"] + 1 <= found["commits"] <= found["acknowledged"] + 51
+
+
+def test_a_kill_while_forgetting_leaves_the_old_history_or_the_new_one(drive: Drive, place: dict[str, str]) -> None:  # noqa: F811
+    found = drive(do="forgetting", place=place, kills=10, seed=4)
+    assert found["errors"] == []
+    assert (found["missing"], found["stray"], found["left"]) == (0, 0, [])
+
+
+def test_a_server_that_is_not_there_is_our_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="did not answer"):
+        IdentityStore("postgresql://nobody:secret-word@127.0.0.1:9/none", blobs=tmp_path)
+    with pytest.raises(StoreError) as error:
+        IdentityStore("postgres://nobody:secret-word@127.0.0.1:9/none", blobs=tmp_path)
+    assert "secret-word" not in str(error.value)
+
+
+def test_a_connection_that_broke_is_replaced(mara: IdentityStore) -> None:  # noqa: F811
+    from sqlalchemy import text
+
+    with mara.db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as c:
+        own = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        c.execute(text(own))
+    event = heard("mara", "again")
+    mara.update("mara", lambda me: imprint(me, event), event=event)
+    assert mara.verify("mara") == 5
+
+
+def test_a_plain_commit_waits_for_an_update_and_is_then_stale(mara: IdentityStore, open_store: Open) -> None:  # noqa: F811
+    import threading
+
+    started, stale = threading.Event(), list[bool]()
+
+    def intrude() -> None:
+        with open_store() as other:
+            me = other.load("mara")
+            started.set()
+            try:
+                other.commit("mara", imprint(me, heard("theo", "between")))
+            except test_store.StaleError:
+                stale.append(True)
+
+    def slowly(me: Identity) -> Identity:
+        intruder.start()
+        started.wait(20)
+        return imprint(me, heard("mara", "slow"))
+
+    intruder = threading.Thread(target=intrude)
+    mara.update("mara", slowly, event=heard("mara", "slow"))
+    intruder.join()
+    assert stale == [True]
+    assert mara.verify("mara") == 5
