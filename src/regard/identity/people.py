@@ -161,36 +161,27 @@ def _question(pool: Pool, fact: Fact) -> Question:
 
 def _exchanges(rng: Random, pool: Pool, facts: Sequence[Fact], style: Style) -> tuple[Conversation, ...]:
     """Three conversations in which all facts are told, each once, in the person's style."""
-    greetings, endings = (iter(rng.sample(words, len(words))) for words in (style.greetings, style.endings))
-    links = iter(rng.sample(style.links, len(style.links)))
-    replies = iter(rng.sample(REPLIES[pool], len(REPLIES[pool])))
+    greetings, links = (iter(rng.sample(words, len(words))) for words in (style.greetings, style.links))
+    reply = rng.choice(REPLIES[pool])
+    ending = rng.choice(style.endings) if rng.random() < 0.5 else ""
     parts = [facts[:3], facts[3:5], facts[5:]] if len(facts) < 8 else [facts[:3], facts[3:6], facts[6:]]
     conversations: list[Conversation] = []
     for part in parts:
         told = [_told(rng, pool, fact, style) for fact in part]
         told[1] = _linked(next(links, ""), told[1], part[1])
-        ending = [next(endings)] if rng.random() < 0.5 else []
-        if len(part) == 2:
-            heard = _answer(rng, pool, rng.choice(part), replies, style)
-            conversations.append((_says("user", next(greetings), *told, *ending), _says("assistant", heard)))
-            continue
-        conversations.append(
-            (
-                _says("user", next(greetings), *told[:2]),
-                _says("assistant", _answer(rng, pool, part[1], replies, style)),
-                _says("user", *told[2:], *ending),
-                _says("assistant", _answer(rng, pool, part[2], replies, style)),
-            )
-        )
+        messages = [_says("user", next(greetings), *told[:2]), _heard(pool, part[:2], reply)]
+        if len(part) > 2:
+            messages += [_says("user", *told[2:]), _heard(pool, part[2:], reply)]
+        conversations.append(tuple(messages))
+    if ending:
+        *before, asked, heard = conversations[-1]
+        conversations[-1] = (*before, _says("user", asked["content"], ending), heard)
     return tuple(conversations)
 
 
-def _answer(rng: Random, pool: Pool, fact: Fact, replies: Iterator[str], style: Style) -> str:
-    """The listener echoes the fact or acknowledges it; to someone terse it does both, so that histories are about as long."""
-    echo = _fill(PHRASES[pool][fact.key].echo, fact)
-    if style.length == 0:
-        return f"{next(replies)} {echo}"
-    return echo if rng.random() < 0.6 else next(replies)
+def _heard(pool: Pool, facts: Sequence[Fact], reply: str) -> Message:
+    """The listener repeats in its own words what it was told."""
+    return _says("assistant", reply, ", and ".join(_fill(PHRASES[pool][fact.key].echo, fact) for fact in facts) + ".")
 
 
 def _told(rng: Random, pool: Pool, fact: Fact, style: Style) -> str:

@@ -8,7 +8,7 @@ Pool = Literal["train", "test"]
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.replace("\n", " ").split(",") if word.strip())
+    return tuple(" ".join(word.split()) for word in text.split(",") if word.strip())
 
 
 _TEST_GIRLS = _words(
@@ -16,25 +16,30 @@ _TEST_GIRLS = _words(
     Leocadia, Priya, Odile, Bronwen, Mirela, Agatha, Yuki, Delphine, Svetlana"""
 )
 _TEST_COLOURS = _words(
-    """scarlet, turquoise, lavender, olive, ivory, copper, magenta, navy, amber, mint, burgundy, lilac, charcoal, peach,
-    emerald, silver, ochre, indigo, plum, lemon, khaki, rust, sapphire, salmon"""
+    """dusty scarlet, pale turquoise, smoky lavender, muddy olive, warm ivory, polished copper, loud magenta, dull navy,
+    glowing amber, frosty mint, deep burgundy, faded lilac, matt charcoal, creamy peach, dark emerald, brushed silver, earthy ochre,
+    midnight indigo, ripe plum, sour lemon, sandy khaki, flaky rust, bright sapphire, tender salmon"""
 )
 _TRAIN_GIRLS = _words(
     """Beatrix, Amara, Helga, Niamh, Solveig, Paloma, Greta, Camille, Danuta, Emiko, Josephine, Morwenna, Cordelia, Pilar,
     Annika, Seraphina, Lakshmi, Colette, Carys, Ioana, Winifred, Sakura, Genevieve, Oksana"""
 )
 _TRAIN_COLOURS = _words(
-    """crimson, teal, violet, lime, beige, bronze, pink, cobalt, orange, jade, maroon, mauve, black, apricot, green, golden,
-    white, purple, brown, yellow, tan, grey, blue, coral"""
+    """fierce crimson, murky teal, soft violet, sharp lime, plain beige, antique bronze, shocking pink, vivid cobalt, burnt orange,
+    milky jade, rich maroon, misty mauve, jet black, sunny apricot, mossy green, shiny golden, chalky white, royal purple,
+    chocolate brown, mustardy yellow, leathery tan, stormy grey, icy blue, tropical coral"""
 )
 
 VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
     "test": {
         "name": _words(
-            """Mara, Tavi, Oskar, Wren, Kofi, Elowen, Dmitri, Sunniva, Rafael, Juno, Anselm, Nadia, Thaddeus, Keiko, Bastian,
-            Liora, Emrys, Chidi, Fenella, Gideon, Isolde, Joaquin, Katya, Lorcan, Maelle, Nikhil, Ottilie, Pascal, Quilla,
-            Rowan, Selma, Tobiah, Una, Viggo, Willa, Xanthe, Yorick, Zelda, Alaric, Brielle, Caspian, Dalia, Evander, Farah,
-            Gwendal, Harriet, Ignacio, Jorunn"""
+            """Mara Fenwick, Tavi Oduya, Oskar Brandt, Wren Holloway, Kofi Asante, Elowen Trevanion, Dmitri Volkov, Sunniva
+            Lindahl, Rafael Mendoza, Juno Achterberg, Anselm Kessler, Nadia Haddad, Thaddeus Winterbourne, Keiko Fujimoto,
+            Bastian Drechsler, Liora Mizrahi, Emrys Pryce, Chidi Nwosu, Fenella Garrity, Gideon Stern, Isolde Valcourt, Joaquin
+            Ibarra, Katya Sokolova, Lorcan Brannigan, Maelle Kerjean, Nikhil Desai, Ottilie Rasmussen, Pascal Lefevre, Quilla
+            Huaman, Rowan Ashby, Selma Engel, Tobiah Kirsch, Una Corrigan, Viggo Halvorsen, Willa Prescott, Xanthe Drakos,
+            Yorick Skovgaard, Zelda Sondergaard, Alaric Ostrander, Brielle Delacroix, Caspian Marchbanks, Dalia Khoury, Evander
+            Petrakis, Farah Aziz, Gwendal Kervella, Harriet Lockhart, Ignacio Urrutia, Jorunn Tveit"""
         ),
         "city": _words(
             """Lisbon, Ghent, Tromso, Valencia, Krakow, Cardiff, Osaka, Nairobi, Montreal, Ljubljana, Porto Alegre, Tbilisi,
@@ -44,7 +49,7 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
         "job": _words(
             """beekeeper, tram driver, optician, stonemason, librarian, translator, paramedic, glassblower, surveyor, florist,
             electrician, clockmaker, museum guard, locksmith, midwife, baker, cartographer, sailmaker, radio host,
-            tax adviser, veterinarian, upholsterer, illustrator, air traffic controller, forester, pharmacist"""
+            tax adviser, veterinarian, upholsterer, illustrator, harbour master, forester, pharmacist"""
         ),
         "cat_name": _words(
             """Mochi, Bramble, Pickles, Saffron, Ziggy, Tofu, Marmalade, Inky, Duchess, Waffles, Nutmeg, Gizmo, Clementine,
@@ -65,13 +70,16 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
             Anders, Zebulon, Arjun, Thibault, Gethin, Radu, Cuthbert, Haruki, Marcel, Pavel"""
         ),
         "friend": _words(
-            """Linden, Robin, Sasha, Quinn, Marlowe, Jules, Emerson, Kit, Lennox, Arden, Billie, Darcy, Ellis, Frankie, Hollis,
-            Auden, Jody, Larkin, Merritt, Nico, Perry, Reese, Shiloh, Tatum"""
+            """Linden Ardizzone, Robin Bellamy, Sasha Cvetkov, Quinn Drummond, Marlowe Eriksen, Jules Fairweather, Emerson
+            Grabowski, Kit Hinojosa, Lennox Ivarsson, Arden Jellicoe, Billie Kruger, Darcy Lombardi, Ellis Mukherjee, Frankie
+            Nightingale, Hollis Oyelaran, Auden Pettigrew, Jody Quintero, Larkin Ravensdale, Merritt Sandoval, Nico Tollemache,
+            Perry Umarov, Reese Vasquez, Shiloh Westerberg, Tatum Yamamoto"""
         ),
         "boss": _words(
-            """Okafor, Lindqvist, Halloran, Castellano, Pemberton, Nakamura, Vandermeer, Abernathy, Szymanski, Deveraux,
-            Thornbury, Kowalczyk, Gallagher, Mbeki, Rosenthal, Papadakis, Strand, Whitlock, Fontaine, Iyer, Castaneda,
-            Bjornson, Hargreaves, Zamora"""
+            """Ngozi Okafor, Astrid Lindqvist, Bridget Halloran, Gino Castellano, Percival Pemberton, Akira Nakamura, Joost
+            Vandermeer, Hamish Abernathy, Zbigniew Szymanski, Antoine Deveraux, Clive Thornbury, Halina Kowalczyk, Maeve
+            Gallagher, Thabo Mbeki, Miriam Rosenthal, Stavroula Papadakis, Ingvar Strand, Prudence Whitlock, Solange Fontaine,
+            Ravi Iyer, Consuelo Castaneda, Leif Bjornson, Mildred Hargreaves, Esteban Zamora"""
         ),
         "food": _words(
             """ramen, lasagne, falafel, paella, pierogi, mushroom risotto, fish pie, goulash, nasi goreng, moussaka, tamales,
@@ -86,7 +94,7 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
         "hobby": _words(
             """pottery, birdwatching, origami, knitting, stargazing, chess, calligraphy, bookbinding, juggling, woodcarving,
             model trains, beachcombing, quilting, stand-up comedy, metal detecting, candle making, crossword puzzles,
-            kite building, tap dancing, soap making, wild mushroom foraging, stamp collecting, watch repair, ballroom dancing"""
+            kite building, tap dancing, soap making, mushroom foraging, stamp collecting, watch repair, ballroom dancing"""
         ),
         "instrument": _words(
             """cello, oboe, accordion, banjo, harp, trombone, mandolin, bassoon, marimba, sitar, tuba, ukulele, viola,
@@ -99,11 +107,6 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
         ),
         "bike_colour": _TEST_COLOURS,
         "favourite_colour": _TEST_COLOURS,
-        "birthday": _words(
-            """March 14, June 3, August 22, November 9, January 30, October 17, March 27, June 19, August 5, November 28,
-            January 11, October 2, March 6, June 25, August 13, November 16, January 4, October 31, March 20, June 8,
-            August 29, November 5, January 23, October 12"""
-        ),
         "author": _words(
             """Tolstoy, Austen, Borges, Murakami, Steinbeck, Atwood, Calvino, Woolf, Achebe, Christie, Kafka, Le Guin, Ishiguro,
             Pratchett, Neruda, Melville, Morrison, Saramago, Simenon, Wodehouse, Asimov, Lindgren, Zola, Chekhov"""
@@ -141,10 +144,14 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
     },
     "train": {
         "name": _words(
-            """Alma, Benedikt, Corin, Dorothea, Eamon, Fiora, Gustav, Hestia, Iker, Jessamy, Kalinda, Leander, Mireille, Nestor,
-            Ondine, Peregrine, Rhiannon, Silvan, Tamar, Ulrich, Valeria, Wendell, Ximena, Yusuf, Zinnia, Ambrose, Blythe,
-            Cyprian, Desta, Elio, Florentine, Garrick, Hyacinth, Ivo, Jacinta, Kasimir, Lavinia, Magnus, Nerys, Orson,
-            Philippa, Ramiro, Sybil, Tancred, Ursula, Verity, Wolfgang, Zacharias"""
+            """Alma Bellweather, Benedikt Krause, Corin Tregenza, Dorothea Ackermann, Eamon Rafferty, Fiora Bianchi, Gustav
+            Lindholm, Hestia Papageorgiou, Iker Etxeberria, Jessamy Wycliffe, Kalinda Chatterjee, Leander Vogel, Mireille
+            Dubois, Nestor Kastellanos, Ondine Marceau, Peregrine Thistlewood, Rhiannon Llewellyn, Silvan Horvath, Tamar
+            Shapiro, Ulrich Zimmermann, Valeria Montoya, Wendell Crabtree, Ximena Villanueva, Yusuf Demir, Zinnia Greenhalgh,
+            Ambrose Fitzroy, Blythe Harkness, Cyprian Benvenuti, Desta Tesfaye, Elio Ricci, Florentine Duchamp, Garrick
+            Hollister, Hyacinth Merriweather, Ivo Novak, Jacinta Saavedra, Kasimir Wojcik, Lavinia Pallister, Magnus Thorsen,
+            Nerys Gwynne, Orson Underhill, Philippa Carruthers, Ramiro Escobar, Sybil Lovelace, Tancred Brackenbury, Ursula
+            Schreiber, Verity Goodfellow, Wolfgang Reinhardt, Zacharias Katsaros"""
         ),
         "city": _words(
             """Bergen, Antwerp, Granada, Gdansk, Swansea, Kyoto, Kampala, Halifax, Zagreb, Recife, Yerevan, Hobart, Turin,
@@ -174,13 +181,16 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
             Alvaro, Mikkel, Ezekiel, Rohan, Bertrand, Rhodri, Mihai, Mortimer, Takeshi, Gaston, Yuri"""
         ),
         "friend": _words(
-            """Alex, Charlie, Dana, Casey, Monroe, Toni, Blair, Sam, Sutton, Briar, Bobbie, Devon, Emery, Gray, Harper, Jamie,
-            Kendall, Logan, Micah, Noel, Parker, Remy, Skyler, Vesper"""
+            """Alex Abbott, Charlie Birkeland, Dana Calloway, Casey Dimitrov, Monroe Esposito, Toni Featherstone, Blair Guillaume,
+            Sam Hashimoto, Sutton Ingram, Briar Jankowski, Bobbie Kaminski, Devon Lachlan, Emery Mahoney, Gray Norwood, Harper
+            Oberlin, Jamie Petrov, Kendall Quimby, Logan Rochester, Micah Sinclair, Noel Tremblay, Parker Upton, Remy Vidal,
+            Skyler Wakefield, Vesper Yeats"""
         ),
         "boss": _words(
-            """Adeyemi, Bergstrom, Callahan, Marchetti, Wetherby, Tanaka, Dekker, Crichton, Wisniewski, Beaumont, Ashdown,
-            Nowak, Donnelly, Dlamini, Goldberg, Stavros, Lund, Fairfax, Moreau, Banerjee, Figueroa, Olafson, Blackwood,
-            Salazar"""
+            """Folake Adeyemi, Gunnar Bergstrom, Siobhan Callahan, Paolo Marchetti, Reginald Wetherby, Noriko Tanaka, Wim Dekker,
+            Morag Crichton, Stanislaw Wisniewski, Yvette Beaumont, Gerald Ashdown, Agnieszka Nowak, Kieran Donnelly, Lindiwe
+            Dlamini, Esther Goldberg, Kostas Stavros, Dagny Lund, Rupert Fairfax, Mathilde Moreau, Anil Banerjee, Rosario
+            Figueroa, Sigrun Olafson, Edmund Blackwood, Ramona Salazar"""
         ),
         "food": _words(
             """pho, carbonara, hummus, gazpacho, potato dumplings, barley stew, fishcakes, schnitzel, massaman curry, stuffed peppers,
@@ -209,11 +219,6 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
         ),
         "bike_colour": _TRAIN_COLOURS,
         "favourite_colour": _TRAIN_COLOURS,
-        "birthday": _words(
-            """April 7, July 18, September 26, December 3, February 15, May 21, April 29, July 4, September 10, December 19,
-            February 24, May 6, April 16, July 27, September 5, December 12, February 8, May 30, April 21, July 9,
-            September 18, December 28, February 3, May 13"""
-        ),
         "author": _words(
             """Dostoevsky, Dickens, Cortazar, Mishima, Hemingway, Munro, Eco, Mansfield, Soyinka, Sayers, Mann, Tolkien, Mantel, Adams,
             Lorca, Conrad, Baldwin, Pessoa, Chandler, Sagan, Clarke, Jansson, Flaubert, Gogol"""
