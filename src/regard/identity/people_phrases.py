@@ -158,11 +158,11 @@ _TEST: dict[str, Phrases] = {
         "What is the name of my boss?",
     ),
     "food": Phrases(
-        ("My favourite food is {v}.", "The food I love most is {v}.", "On Fridays I make {v}, my favourite food."),
-        "your favourite food is {v}",
+        ("My favourite food is {v}.", "The food I love to eat is {v}.", "On Fridays I eat {v}, my favourite food."),
+        "you love to eat {v}",
         (
-            ("Which dish do I like best?", "Your favourite is {v}."),
-            ("Could you name the meal I love?", "Your favourite is {v}."),
+            ("Which dish do I like to eat?", "You eat {v}."),
+            ("What do I eat on good days?", "You eat {v}."),
         ),
         "What is my favourite food?",
     ),
@@ -184,7 +184,7 @@ _TEST: dict[str, Phrases] = {
         "your hobby is {v}",
         (
             ("Remind me which hobby I have.", "Your hobby is {v}."),
-            ("Which hobby do I enjoy?", "Your hobby is {v}."),
+            ("Which hobby fills my time?", "Your hobby is {v}."),
         ),
         "What is my hobby?",
     ),
@@ -198,11 +198,11 @@ _TEST: dict[str, Phrases] = {
         "What is my instrument?",
     ),
     "sport": Phrases(
-        ("I do a sport, {v}.", "The sport I train for is {v}.", "Three of us joined a club, and our sport is {v}."),
-        "your sport is {v}",
+        ("I train for {v}, my sport.", "The sport I train for is {v}.", "Three of us joined a club, and our sport is {v}."),
+        "you train for {v}",
         (
-            ("Which sport keeps me fit?", "Your sport is {v}."),
-            ("Remind me which sport is mine.", "Your sport is {v}."),
+            ("For which sport do I train?", "You train for {v}."),
+            ("Remind me what my training is.", "You train for {v}."),
         ),
         "What is my sport?",
     ),
@@ -216,24 +216,24 @@ _TEST: dict[str, Phrases] = {
         "What colour is my bike?",
     ),
     "favourite_colour": Phrases(
-        ("My favourite colour is {v}.", "The colour I like best is {v}.", "Half of what I wear is {v}, my favourite colour."),
-        "your favourite colour is {v}",
+        ("My favourite colour is {v}.", "The colour I prefer is {v}.", "Half of what I wear is {v}, my favourite colour."),
+        "you prefer {v}",
         (
-            ("Which colour do I prefer?", "Your favourite is {v}."),
-            ("Could you name the colour I love?", "Your favourite is {v}."),
+            ("Which colour do I choose?", "You prefer {v}."),
+            ("Could you name the colour I love?", "You prefer {v}."),
         ),
         "What is my favourite colour?",
     ),
     "author": Phrases(
         (
             "My favourite author is {v}.",
-            "The author I return to is {v}.",
+            "The author I love to read is {v}.",
             "I have read everything by {v}, my favourite author.",
         ),
-        "your favourite author is {v}",
+        "you love to read {v}",
         (
-            ("Whose books do I love?", "Your favourite is {v}."),
-            ("Which writer do I like best?", "Your favourite is {v}."),
+            ("Whose books do I take along?", "You read {v}."),
+            ("Which writer is on my shelf?", "You read {v}."),
         ),
         "Who is my favourite author?",
     ),
@@ -247,11 +247,15 @@ _TEST: dict[str, Phrases] = {
         "What is my new language?",
     ),
     "drink": Phrases(
-        ("My favourite drink is {v}.", "The drink I like best is {v}.", "The waiter knows that my favourite drink is {v}."),
-        "your favourite drink is {v}",
         (
-            ("Which drink do I usually order?", "Your favourite is {v}."),
-            ("Remind me what I like to drink.", "Your favourite is {v}."),
+            "I always order {v}, my favourite drink.",
+            "The drink I like best is {v}.",
+            "The waiter knows that I always order {v}, my favourite drink.",
+        ),
+        "you always order {v}",
+        (
+            ("Which drink should I have?", "You order {v}."),
+            ("What do I order at the bar?", "You order {v}."),
         ),
         "What is my favourite drink?",
     ),
@@ -279,23 +283,23 @@ _TEST: dict[str, Phrases] = {
             "I have booked a holiday in {v}.",
             "We are saving up all year for our holiday in {v}.",
         ),
-        "your holiday is to {v}",
+        "you will go to {v}",
         (
-            ("Where will my next trip take me?", "Your trip is to {v}."),
-            ("Which trip have I booked?", "Your trip is to {v}."),
+            ("Where will my next trip take me?", "You are going to {v}."),
+            ("Which trip have I booked?", "You are going to {v}."),
         ),
         "Where is my holiday?",
     ),
     "subject": Phrases(
         (
             "I studied {v} at university.",
-            "My university degree is in {v}.",
+            "At university I took a degree in {v}.",
             "I studied {v} for four years and do not regret it.",
         ),
-        "your degree is {v}",
+        "your degree is in {v}",
         (
-            ("In which subject is my degree?", "Your degree is in {v}."),
-            ("Remind me of my degree.", "Your degree is in {v}."),
+            ("In which subject is my degree?", "You have a degree in {v}."),
+            ("Remind me of my degree.", "You have a degree in {v}."),
         ),
         "What is my degree in?",
     ),
@@ -653,7 +657,7 @@ _TRAIN: dict[str, Phrases] = {
     "subject": Phrases(
         (
             "I have a degree in {v}.",
-            "At college I took a degree in {v}.",
+            "At college I chose a degree in {v}.",
             "My father wanted a lawyer, but my degree is in {v}.",
         ),
         "you have studied {v}",
