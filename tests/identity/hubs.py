@@ -49,6 +49,13 @@ DECODERS: dict[str, Callable[[], hf.PreTrainedModel]] = {
         hf.Gemma2Config(**GROUPED, head_dim=8, sliding_window=5, attn_logit_softcapping=2.0, query_pre_attn_scalar=12)
     ),
     "gpt-oss, sinks and window": gpt_oss,
+    "gemma3, normed sideways": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=5)),
+    "phi3, one projection": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**GROUPED)),
+    "phi, half a head turned": lambda: hf.PhiForCausalLM(hf.PhiConfig(**GROUPED)),
+    "smollm3, a layer without rope": lambda: hf.SmolLM3ForCausalLM(
+        hf.SmolLM3Config(**{**GROUPED, "num_hidden_layers": 4}, no_rope_layer_interval=2)
+    ),
+    "cohere, scaled logits": lambda: hf.CohereForCausalLM(hf.CohereConfig(**GROUPED)),
 }
 OURS = {"llama": "llama", "mistral, windowed": "llama", "qwen2": "llama", "gpt2": "gpt2"}
 """Those that regard has models of its own for."""

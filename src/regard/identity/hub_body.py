@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,7 @@ from .body import Body, Heads, fingerprint
 from .identity import Base
 from .interface import Call
 from .lived import Hooks, lived
-from .probe import catches, expect_hub, layers_of, probe, projections, value_weight
+from .probe import Layout, catches, expect_hub, layers_of, probe, projections, value_weight
 from .read import LayerRead
 
 Turn = Callable[[Tensor, Tensor], Tensor]
@@ -33,6 +34,8 @@ class HubBody(Body):
         hub = cast(Any, model)
         if hub.config.is_encoder_decoder or getattr(hub.config, "add_cross_attention", False):
             raise CombinationError(f"a {type(model).__name__} reads two texts; an identity lives in a decoder of one")
+        config = hub.config.get_text_config()
+        self.layout = Layout.of(config)
         caught: dict[tuple[nn.Module, str], Tensor] = {}
         calls, out, hidden = self._probed(caught)
         self.layers = [c.module for c in calls]
@@ -41,14 +44,14 @@ class HubBody(Body):
         self._check_causal(calls)
         self._check_head(out, hidden)
         self.scales = [c.scale for c in calls]
+        self.layout = replace(self.layout, sideways=frozenset(key for c in calls for key in _straighten(c, caught)))
         self.turns = {c.module: self._turn_of(i, c, caught) for i, c in enumerate(calls)}
         shapes = {(c.k.shape[1], c.q.shape[-1], c.v.shape[-1]) for c in calls}
         G, D, E = next(iter(shapes))
         if len(shapes) > 1 or D != E:
             raise CombinationError(f"the layers of a {type(model).__name__} differ in heads and widths: {sorted(shapes)}")
         embed = cast(nn.Embedding, hub.get_input_embeddings())
-        weights = [embed.weight, *(value_weight(layer) for layer in self.layers)]
-        config = hub.config.get_text_config()
+        weights = [embed.weight, *(value_weight(layer, self.layout) for layer in self.layers)]
         kind, name = str(config.model_type), str(getattr(hub.config, "_name_or_path", "") or "")
         # An identity is at home in our own model of the same weights too, which goes by the name of its family.
         family = next((own for own, f in FAMILIES.items() if kind in f.model_types), kind)
@@ -58,13 +61,11 @@ class HubBody(Body):
         """The probe, with what every layer projected on the way and what came to the head."""
         model = cast(Any, self.model)
         hidden: list[Tensor] = []
-        config = model.config.get_text_config()
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         head = model.get_output_embeddings()
         with ExitStack() as hooks:
             for module in self.model.modules():
                 if projections(module) is not None:
-                    for handle in catches(module, width, lambda m, n, x: caught.__setitem__((m, n), x)):
+                    for handle in catches(module, self.layout, lambda m, n, x: caught.__setitem__((m, n), x)):
                         hooks.callback(handle.remove)
             if head is not None:
                 hooks.callback(head.register_forward_pre_hook(lambda m, args: hidden.append(args[0])).remove)
@@ -85,7 +86,9 @@ class HubBody(Body):
             raise CombinationError(
                 f"a {type(self.model).__name__} gives no logits; load it with its head, as AutoModelForCausalLM does"
             )
-        self._cap = getattr(cast(Any, self.model).config.get_text_config(), "final_logit_softcapping", None)
+        config = cast(Any, self.model).config.get_text_config()
+        self._cap = getattr(config, "final_logit_softcapping", None)
+        self._times = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         self._whole = _near(self.head(hidden[0]), logits)
 
     def _turn_of(self, layer: int, call: Call, caught: Mapping[tuple[nn.Module, str], Tensor]) -> Turn | None:
@@ -98,17 +101,20 @@ class HubBody(Body):
         if fits and _near(v, call.v):
             if _near(q, call.q) and _near(k, call.k):
                 return None
-            turn = self._rotary(layer, call.module)
             at = torch.arange(2, device=q.device)[None]
-            if turn is not None and _near(turn(q, at), call.q) and _near(turn(k, at), call.k):
-                return turn
+            for turn in self._rotary(layer, call.module):
+                # A way that is not this layer's may not even fit its shapes.
+                with suppress(RuntimeError):
+                    if _near(turn(q, at), call.q) and _near(turn(k, at), call.k):
+                        return turn
         raise CombinationError(f"a {kind} does more to its heads than project and turn them; an identity cannot be read in it")
 
-    def _rotary(self, layer: int, module: nn.Module) -> Turn | None:
+    def _rotary(self, layer: int, module: nn.Module) -> list[Turn]:
+        """Ways in which this layer may turn its heads: the whole of them, or their first part."""
         rotary = getattr(self.trunk, "rotary_emb", None)
         apply = getattr(sys.modules.get(type(module).__module__), "apply_rotary_pos_emb", None)
         if rotary is None or apply is None:
-            return None
+            return []
         config = cast(Any, self.model).config.get_text_config()
         kind = getattr(rotary, "rope_type", "default")
         if kind in ("dynamic", "longrope"):
@@ -117,15 +123,18 @@ class HubBody(Body):
             )
         typed = "layer_type" in inspect.signature(rotary.forward).parameters
         more = {"layer_type": config.layer_types[layer]} if typed else {}
+        wide = rotary(
+            torch.zeros(1, 1, 1, self.layout.width, device=self.device), torch.zeros(1, 1, device=self.device), **more
+        )
+        turned = int(wide[0].shape[-1])
 
-        def turn(x: Tensor, at: Tensor) -> Tensor:
-            cos, sin = rotary(x, at, **more)
-            turned = cos.shape[-1]
-            if turned < x.shape[-1] and turned * 2 != x.shape[-1]:
-                return torch.cat([apply(x[..., :turned], x[..., :turned], cos, sin)[0], x[..., turned:]], -1)
-            return apply(x, x, cos, sin)[0]
+        def whole(x: Tensor, at: Tensor) -> Tensor:
+            return apply(x, x, *rotary(x, at, **more))[0]
 
-        return turn
+        def part(x: Tensor, at: Tensor) -> Tensor:
+            return torch.cat([whole(x[..., :turned], at), x[..., turned:]], -1)
+
+        return [whole] if turned == self.layout.width else [part, whole]
 
     @property
     def trunk(self) -> nn.Module:
@@ -138,7 +147,7 @@ class HubBody(Body):
     def head(self, hidden: Tensor) -> Tensor:
         if not getattr(self, "_whole", True):
             raise CombinationError(f"a {type(self.model).__name__} does more than project to its logits; ask for `logits`")
-        logits = cast(Any, self.model).get_output_embeddings()(hidden)
+        logits = cast(Any, self.model).get_output_embeddings()(hidden) * self._times
         return logits if self._cap is None else (logits / self._cap).tanh() * self._cap
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -148,7 +157,7 @@ class HubBody(Body):
         seen: dict[tuple[nn.Module, str], Tensor] = {}
         with ExitStack() as hooks:
             for layer in self.layers:
-                for handle in catches(layer, self.base.head_width, lambda m, n, x: seen.__setitem__((m, n), x[0])):
+                for handle in catches(layer, self.layout, lambda m, n, x: seen.__setitem__((m, n), x[0])):
                     hooks.callback(handle.remove)
             logits = self.logits(tokens[None])[0]
         return logits, [Heads(*(seen[layer, n] for n in "qkv")) for layer in self.layers]
@@ -165,6 +174,26 @@ class HubBody(Body):
         """Inside, the model's implementation is ours; another thread that calls the model meanwhile finds it as it was."""
         with lived(self, reads):
             yield
+
+
+def _straighten(call: Call, caught: dict[tuple[nn.Module, str], Tensor]) -> list[tuple[nn.Module, str]]:
+    """Turn over what a norm gave with its heads before its tokens; the names of those."""
+    found: list[tuple[nn.Module, str]] = []
+    for name, meant in (("q", call.q), ("k", call.k), ("v", call.v)):
+        key = (call.module, name)
+        x = caught.get(key)
+        if x is None or x.transpose(1, 2).shape != meant.shape:
+            continue
+        if x.shape != meant.shape or _uneven(x.transpose(1, 2), meant) < _uneven(x, meant) - 1e-3:
+            caught[key] = x.transpose(1, 2)
+            found.append(key)
+    return found
+
+
+def _uneven(x: Tensor, turned: Tensor) -> float:
+    """How much the lengths of heads change where they are turned: all by one factor, if these are the same heads."""
+    factor = turned.float().norm(dim=-1) / x.float().norm(dim=-1).clamp_min(1e-12)
+    return float((factor.max() - factor.min()) / factor.max().clamp_min(1e-12))
 
 
 def _near(a: Tensor, b: Tensor) -> bool:

@@ -257,7 +257,7 @@ class Hooks:
         for module in body.layers:
             self._add(module.register_forward_pre_hook(_open, with_kwargs=True))
             self._add(module.register_forward_hook(_close, always_call=True))
-            self._add(*catches(module, body.base.head_width, _caught))
+            self._add(*catches(module, body.layout, _caught))
         if any(turn is not None for turn in body.turns.values()):
             self._add(body.trunk.register_forward_pre_hook(_placed, with_kwargs=True))
 

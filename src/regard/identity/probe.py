@@ -6,6 +6,7 @@ Found by running it, as names promise nothing: some models take any key and neve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -95,34 +96,62 @@ def _depth(config: Any) -> int:
     return int(getattr(config.get_text_config(), "num_hidden_layers", 0))
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How heads lie in what a layer projects."""
+
+    width: int
+    heads: int
+    key_heads: int
+    sideways: frozenset[tuple[nn.Module, str]] = frozenset()
+    """Layers and names whose norm works on (B, heads, N, D) rather than on (B, N, heads, D)."""
+
+    @classmethod
+    def of(cls, config: Any) -> Layout:
+        heads = int(config.num_attention_heads)
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(int(width), heads, int(getattr(config, "num_key_value_heads", None) or heads))
+
+    def parts(self, name: str, x: Tensor, dim: int = -1) -> dict[str, Tensor]:
+        """q, k and v of a projection that gives all three."""
+        if len(name) == 1:
+            return {name: x}
+        sizes = [n * self.width for n in (self.heads, self.key_heads, self.key_heads)]
+        return dict(zip(name, x.split(sizes, dim), strict=True))
+
+
 def projections(module: nn.Module) -> dict[str, nn.Module] | None:
     """What gives q, k and v before RoPE; one module for all three, or none that we know."""
     parts = dict(module.named_children())
     if all(f"{name}_proj" in parts for name in "qkv"):
         normed = {n: next((parts[p] for p in (f"{n}_norm", f"{n}_layernorm") if p in parts), None) for n in "qkv"}
         return {n: normed[n] or parts[f"{n}_proj"] for n in "qkv"}
-    return {"qkv": parts["c_attn"]} if "c_attn" in parts else None
+    whole = next((parts[name] for name in ("qkv_proj", "c_attn") if name in parts), None)
+    return None if whole is None else {"qkv": whole}
 
 
-def catches(module: nn.Module, width: int, into: Callable[[nn.Module, str, Tensor], None]) -> list[Any]:
+def catches(module: nn.Module, layout: Layout, into: Callable[[nn.Module, str, Tensor], None]) -> list[Any]:
     """Hooks that hand over what a layer projects, as (B, heads, N, D); to be removed by the caller."""
 
     def hook(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         def caught(_: nn.Module, given: Any, out: Tensor) -> None:
-            for n, x in zip(name, out.chunk(len(name), -1) if len(name) > 1 else [out], strict=True):
-                into(module, n, x.reshape(*x.shape[:2], -1, width).transpose(1, 2))
+            for n, x in layout.parts(name, out).items():
+                x = x if x.ndim == 4 else x.unflatten(-1, (-1, layout.width))
+                into(module, n, x if (module, n) in layout.sideways else x.transpose(1, 2))
 
         return caught
 
     return [part.register_forward_hook(hook(name)) for name, part in (projections(module) or {}).items()]
 
 
-def value_weight(layer: nn.Module) -> Tensor:
-    """W_V as (G·D, M), as our own models hold it; GPT-2 keeps all three side by side and lying on their side."""
-    found = cast(Mapping[str, nn.Module], projections(layer))
-    if "qkv" in found:
-        return cast(Tensor, found["qkv"].weight).chunk(3, 1)[2].mT.contiguous()
-    return cast(Any, layer).v_proj.weight
+def value_weight(layer: nn.Module, layout: Layout) -> Tensor:
+    """W_V as (G·D, M), as our own models hold it; GPT-2 keeps its weights lying on their side."""
+    whole = cast(Mapping[str, nn.Module], projections(layer)).get("qkv")
+    if whole is None:
+        return cast(Any, layer).v_proj.weight
+    weight = cast(Tensor, whole.weight)
+    upright = weight if isinstance(whole, nn.Linear) else weight.mT
+    return layout.parts("qkv", upright, 0)["v"].contiguous()
 
 
-__all__ = ["catches", "expect_hub", "layers_of", "probe", "projections", "value_weight"]
+__all__ = ["Layout", "catches", "expect_hub", "layers_of", "probe", "projections", "value_weight"]
