@@ -26,7 +26,6 @@ from regard.identity.identity import Identity
 from regard.identity.store import Event, IdentityStore
 
 Say = Callable[[str], None]
-READY = "ready"
 
 
 def small(me: Identity, event: Event) -> Identity:
@@ -72,12 +71,12 @@ def kill_at_random(
     for start in range(0, kills, at_once):
         born = [spawn(work(start + i)) for i in range(at_once)]
         for pid, pipe in born:
-            # Mostly once it writes, and sometimes while it opens the store.
+            # Mostly after its first word, and sometimes while it still opens the store.
             if rng.random() < 0.8:
                 select.select([pipe], [], [], 10)
             time.sleep(rng.uniform(0.0, within))
             os.kill(pid, signal.SIGKILL)
-        said += [line for line in hear([pipe for _, pipe in born]) if line != READY]
+        said += hear([pipe for _, pipe in born])
         for pid, _ in born:
             os.waitpid(pid, 0)
     return said
@@ -173,7 +172,6 @@ def forgetting(place: dict[str, Any], kills: int, seed: int) -> dict[str, Any]:
 
     def run(say: Say) -> None:
         store = IdentityStore(**place)
-        say(READY)
         while True:
             for source in ("theo", "secret"):
                 event = heard(source, f"{source} word")
@@ -181,7 +179,7 @@ def forgetting(place: dict[str, Any], kills: int, seed: int) -> dict[str, Any]:
             say(f"forget {store.forget('mara', 'secret', replay).events_removed}")
 
     begin(place)
-    said = kill_at_random(lambda _: run, kills, seed, within=0.3, at_once=1)
+    said = kill_at_random(lambda _: run, kills, seed, within=0.2, at_once=1)
     # The first opening finishes what a kill interrupted.
     with IdentityStore(**place) as store:
         store.verify("mara")

@@ -50,7 +50,7 @@ def test_two_hundred_kills_lose_no_acknowledged_commit_and_repeat_none(drive: Dr
     assert found["errors"] == []
     assert found["lost"] == []
     assert found["twice"] == 0
-    assert found["acknowledged"] > 200, "the kills came too early to say anything"
+    assert found["acknowledged"] > 120, "the kills came too early to say anything"
     # One commit of each process may have been made and not yet said.
     assert found["acknowledged"] + 1 <= found["commits"] <= found["acknowledged"] + 201
 
@@ -73,5 +73,5 @@ def test_a_kill_while_forgetting_leaves_the_old_history_or_the_new_one(
 ) -> None:
     found = drive(do="forgetting", place={**place, "blobs": str(tmp_path / "blobs")}, kills=40, seed=2)
     assert found["errors"] == []
-    assert found["forgotten"] > 0
+    assert found["forgotten"] > 10
     assert (found["missing"], found["stray"], found["left"]) == (0, 0, [])

@@ -7,6 +7,7 @@ locked file beside SQLite), then the guard that keeps those who remove things ap
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -103,7 +104,7 @@ class Database:
         self.where = url.render_as_string(hide_password=True)
         self.locks = locks
         if self.lite:
-            self.engine = create_engine(url, connect_args={"timeout": PATIENCE})
+            self.engine = create_engine(url, connect_args={"timeout": PATIENCE}, pool_size=8, max_overflow=32)
             event.listen(self.engine, "connect", _prepare)
             event.listen(self.engine, "begin", _begin)
         else:
@@ -173,7 +174,9 @@ class Database:
             yield
             return
         self.locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(self.locks / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        # By hash: some systems do not tell A from a in a file's name, and a name that was deleted leaves nothing to read.
+        file = self.locks / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock"
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -197,6 +200,9 @@ class Database:
     def names(self, c: Connection) -> dict[str, Commit]:
         found = select(names.c.name, commits.c.id, commits.c.body).join(commits, names.c.head == commits.c.id)
         return {name: Commit.read(id, body) for name, id, body in c.execute(found.order_by(names.c.name))}
+
+    def some_names(self, c: Connection, limit: int) -> list[str]:
+        return list(c.scalars(select(names.c.name).order_by(names.c.name).limit(limit)))
 
     def count(self, c: Connection) -> int:
         return c.scalar(select(func.count()).select_from(names)) or 0

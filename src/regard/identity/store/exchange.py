@@ -57,7 +57,7 @@ def import_(store: IdentityStore, path: Path, name: str, base: Base | None) -> C
     """Everything is read and checked before anything is written."""
     checked_name(name)
     if path.is_dir():
-        config = strict_json(read_file(path / CONFIG), str(path / CONFIG))
+        config = strict_json(read_file(path / CONFIG, MOST_HEADER), str(path / CONFIG))
         if not isinstance(config, dict):
             raise CheckpointError(f"{path / CONFIG} holds a {type(config).__name__}, not the settings of an identity")
         identity = build(config, read_file(path / TENSORS), str(path / TENSORS))

@@ -125,9 +125,8 @@ class IdentityStore:
         with self.db.read() as c:
             chain = self.db.chain(c, self.head_of(c, name))
             self.db.events(c, chain)
-        for blob, commit in {x.blob: x for x in chain}.items():
-            if self.identity_of(commit).digest() != commit.digest:
-                raise CheckpointError(f"blob {blob[:12]} holds another identity than commit {commit.id[:12]} says")
+        for commit in {(x.blob, x.digest): x for x in chain}.values():
+            self.identity_of(commit)
         if chain[-1].parent is not None or [x.number for x in chain] != list(range(len(chain) - 1, -1, -1)):
             raise CheckpointError(f"the history of {name!r} has a gap: {len(chain)} commits, the last is {chain[-1].id[:12]}")
         return len(chain)
@@ -279,24 +278,27 @@ class IdentityStore:
     def head_of(self, c: Connection, name: str, *, lock: bool = False) -> Commit:
         head = self.db.head(c, checked_name(name), lock=lock)
         if head is None:
-            raise StoreError(f"there is no identity {name!r} in {self.db.where}; there {_listed(self.db.names(c))}")
+            raise StoreError(f"there is no identity {name!r} in {self.db.where}; there {self._listed(c)}")
         return head
 
     def _find(self, c: Connection, ref: str) -> Commit:
         if not isinstance(ref, str):
             raise StoreError(f"a name or the beginning of a commit's id is a string, not {ref!r:.80}")
-        if len(ref) < 64:
-            head = self.db.head(c, checked_name(ref))
-            if head is not None:
-                return head
+        head = self.db.head(c, checked_name(ref))
+        if head is not None:
+            return head
         found = self.db.beginning(c, ref) if PREFIX.fullmatch(ref) else []
         if len(found) > 1:
             raise StoreError(
                 f"{ref!r} begins {len(found)} or more commits, such as {found[0][:16]} and {found[1][:16]}: say more"
             )
         if not found:
-            raise StoreError(f"no name is {ref!r:.80}, and no commit's id begins so; there {_listed(self.db.names(c))}")
+            raise StoreError(f"no name is {ref!r:.80}, and no commit's id begins so; there {self._listed(c)}")
         return self.db.commit(c, found[0])
+
+    def _listed(self, c: Connection) -> str:
+        some = self.db.some_names(c, 9)
+        return f"are {', '.join(some[:8])}{' …' if len(some) > 8 else ''}" if some else "are none yet"
 
     def _in_history(self, c: Connection, name: str, head: Commit, ref: str) -> Commit:
         commit = self._find(c, ref)
@@ -433,11 +435,6 @@ def _sealed(commit: Commit, events: Sequence[Event]) -> Commit:
         commit, time=time.time(), journal=journal_hash(events), kind=last and last.kind, source=last and last.source
     )
     return replace(commit, id=hashlib.sha256(commit.body().encode()).hexdigest())
-
-
-def _listed(names: dict[str, Commit]) -> str:
-    some = ", ".join(list(names)[:8])
-    return f"are {some}{' …' if len(names) > 8 else ''}" if names else "are none yet"
 
 
 __all__ = ["Collected", "IdentityStore"]
