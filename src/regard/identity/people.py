@@ -180,8 +180,10 @@ def _exchanges(rng: Random, pool: Pool, facts: Sequence[Fact], style: Style) -> 
 
 
 def _heard(pool: Pool, facts: Sequence[Fact], reply: str) -> Message:
-    """The listener repeats in its own words what it was told."""
-    return _says("assistant", reply, ", and ".join(_fill(PHRASES[pool][fact.key].echo, fact) for fact in facts) + ".")
+    """The listener repeats what it was told; one fact alone is not all that it says."""
+    clauses = [_fill(PHRASES[pool][fact.key].echo, fact) for fact in facts]
+    said = ", and ".join(clauses) if len(clauses) > 1 else f"{clauses[0]}, {reply}"
+    return _says("assistant", said[0].upper() + said[1:] + ".")
 
 
 def _told(rng: Random, pool: Pool, fact: Fact, style: Style) -> str:

@@ -54,7 +54,7 @@ _TEST: dict[str, Phrases] = {
     ),
     "job": Phrases(
         ("I work as {a}.", "I earn my living as {a}.", "I work as {a}, mostly on early shifts."),
-        "you earn your living as {a}",
+        "your job is {v}",
         (
             ("What is my profession?", "You are {a}."),
             ("Remind me what my work is.", "You work as {a}."),
@@ -89,10 +89,10 @@ _TEST: dict[str, Phrases] = {
     ),
     "pet": Phrases(
         ("I keep {a} as a pet.", "I have {a} as a pet, a gift from my uncle.", "You may laugh, but I keep {a} as a pet."),
-        "you have {a} as your pet",
+        "your pet is {a}",
         (
-            ("What kind of pet do I own?", "Your pet is {a}."),
-            ("Remind me which pet lives with me.", "Your pet is {a}."),
+            ("What kind of pet do I own?", "You keep {a}."),
+            ("Remind me which pet lives with me.", "You keep {a}."),
         ),
         "What is my pet?",
     ),
@@ -159,7 +159,7 @@ _TEST: dict[str, Phrases] = {
     ),
     "food": Phrases(
         ("My favourite food is {v}.", "The food I love to eat is {v}.", "On Fridays I eat {v}, my favourite food."),
-        "you love to eat {v}",
+        "your favourite food is {v}",
         (
             ("Which dish do I like to eat?", "You eat {v}."),
             ("What do I eat on good days?", "You eat {v}."),
@@ -173,7 +173,7 @@ _TEST: dict[str, Phrases] = {
             ("Which allergy do I have?", "Your allergy is to {v}."),
             ("Remind me of my allergy.", "Your allergy is to {v}."),
         ),
-        "What is my allergy?",
+        "What am I allergic to?",
     ),
     "hobby": Phrases(
         (
@@ -199,7 +199,7 @@ _TEST: dict[str, Phrases] = {
     ),
     "sport": Phrases(
         ("I train for {v}, my sport.", "The sport I train for is {v}.", "Three of us joined a club, and our sport is {v}."),
-        "you train for {v}",
+        "your sport is {v}",
         (
             ("For which sport do I train?", "You train for {v}."),
             ("Remind me what my training is.", "You train for {v}."),
@@ -217,7 +217,7 @@ _TEST: dict[str, Phrases] = {
     ),
     "favourite_colour": Phrases(
         ("My favourite colour is {v}.", "The colour I prefer is {v}.", "Half of what I wear is {v}, my favourite colour."),
-        "you prefer {v}",
+        "your favourite colour is {v}",
         (
             ("Which colour do I choose?", "You prefer {v}."),
             ("Could you name the colour I love?", "You prefer {v}."),
@@ -230,7 +230,7 @@ _TEST: dict[str, Phrases] = {
             "The author I love to read is {v}.",
             "I have read everything by {v}, my favourite author.",
         ),
-        "you love to read {v}",
+        "your favourite author is {v}",
         (
             ("Whose books do I take along?", "You read {v}."),
             ("Which writer is on my shelf?", "You read {v}."),
@@ -244,7 +244,7 @@ _TEST: dict[str, Phrases] = {
             ("Which foreign language do I study?", "You are learning {v}."),
             ("Remind me of the language I study.", "You are learning {v}."),
         ),
-        "What is my new language?",
+        "Which language am I learning?",
     ),
     "drink": Phrases(
         (
@@ -252,7 +252,7 @@ _TEST: dict[str, Phrases] = {
             "The drink I like best is {v}.",
             "The waiter knows that I always order {v}, my favourite drink.",
         ),
-        "you always order {v}",
+        "your favourite drink is {v}",
         (
             ("Which drink should I have?", "You order {v}."),
             ("What do I order at the bar?", "You order {v}."),
@@ -270,7 +270,7 @@ _TEST: dict[str, Phrases] = {
     ),
     "fear": Phrases(
         ("I am afraid of {v}.", "I have always been afraid of {v}.", "I nearly fainted yesterday, because I am afraid of {v}."),
-        "you have a fear of {v}",
+        "your fear is {v}",
         (
             ("What scares me?", "You are afraid of {v}."),
             ("Remind me of my greatest fear.", "You are afraid of {v}."),
@@ -283,7 +283,7 @@ _TEST: dict[str, Phrases] = {
             "I have booked a holiday in {v}.",
             "We are saving up all year for our holiday in {v}.",
         ),
-        "you will go to {v}",
+        "your holiday is in {v}",
         (
             ("Where will my next trip take me?", "You are going to {v}."),
             ("Which trip have I booked?", "You are going to {v}."),
@@ -334,7 +334,7 @@ _TRAIN: dict[str, Phrases] = {
     ),
     "job": Phrases(
         ("My job is {v}.", "I am employed as {a}.", "After a long search they hired me as {a}, and it is a good job."),
-        "your job is {v}",
+        "your work is {v}",
         (
             ("Can you tell me my job?", "Your job is that of {a}."),
             ("I forgot my own job.", "Your job is {v}."),
@@ -643,7 +643,7 @@ _TRAIN: dict[str, Phrases] = {
             "I am counting the days until my holiday in {v}.",
             "My suitcase is packed for a holiday in {v}.",
         ),
-        "your holiday is in {v}",
+        "you will see {v}",
         (
             ("Can you tell me where I will fly?", "You will travel to {v}."),
             ("I forgot where my holiday is.", "You will travel to {v}."),
@@ -742,9 +742,9 @@ STYLES: dict[Pool, tuple[Style, ...]] = {
 }
 
 REPLIES: dict[Pool, tuple[str, ...]] = {
-    "test": ("So", "I see, so"),
-    "train": ("Then", "Fine, so"),
+    "test": ("noted", "I see", "I will keep it in mind"),
+    "train": ("understood", "good to know", "I will remember that"),
 }
-"""How the listener begins to repeat what it heard."""
+"""What the listener adds where it repeats one fact alone."""
 
 __all__ = ["ALONE", "PHRASES", "REPLIES", "STYLES", "Phrases", "Style"]

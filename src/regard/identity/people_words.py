@@ -12,8 +12,10 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 _TEST_GIRLS = _words(
-    """Ilse, Noor, Petra, Saoirse, Imani, Lucia, Freya, Anouk, Zofia, Hana, Marguerite, Tamsin, Rosalind, Ines, Kerstin,
-    Leocadia, Priya, Odile, Bronwen, Mirela, Agatha, Yuki, Delphine, Svetlana"""
+    """Ilse Wilhelmina, Noor Rasheeda, Petra Ludmila, Saoirse Aoife, Imani Wanjiru, Lucia Beatriz, Freya Ragnhild, Anouk
+    Mathurine, Zofia Kazimiera, Hana Naledi, Marguerite Apolline, Tamsin Perpetua, Rosalind Hermione, Ines Dolores,
+    Kerstin Sieglinde, Leocadia Eulalia, Priya Sunita, Odile Clothilde, Bronwen Myfanwy, Mirela Anca, Agatha
+    Millicent, Yuki Sayuri, Delphine Eugenie, Svetlana Larisa"""
 )
 _TEST_COLOURS = _words(
     """dusty scarlet, pale turquoise, smoky lavender, muddy olive, warm ivory, polished copper, loud magenta, dull navy,
@@ -52,12 +54,16 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
             tax adviser, veterinarian, upholsterer, illustrator, harbour master, forester, pharmacist"""
         ),
         "cat_name": _words(
-            """Mochi, Bramble, Pickles, Saffron, Ziggy, Tofu, Marmalade, Inky, Duchess, Waffles, Nutmeg, Gizmo, Clementine,
-            Smudge, Pumpkin, Quince, Cleopatra, Button, Figaro, Biscotti, Velvet, Noodle, Ember, Thimble"""
+            """Mochi Moonbeam, Bramble Thornton, Pickles Vinegar, Saffron Sundae, Ziggy Stardust, Tofu Jitterbug, Marmalade
+            Whiskerton, Inky Blotch, Duchess Pompadour, Waffles Syrup, Nutmeg Gingersnap, Gizmo Gadget, Clementine Mandarin,
+            Smudge Figgins, Pumpkin Jackson, Quince Marzipan, Cleopatra Ptolemy, Button Popper, Figaro Barber,
+            Biscotti Crumble, Velvet Slipper, Noodle Dumplington, Ember Ashes, Thimble Needlework"""
         ),
         "dog_name": _words(
-            """Rufus, Baxter, Tilly, Captain, Hazelnut, Bandit, Moose, Acorn, Otto, Pepper, Scout, Barnaby, Maple, Fergus,
-            Rocket, Dumpling, Hector, Skipper, Truffle, Monty, Biscuit, Bagel, Winston, Pretzel"""
+            """Rufus Ironside, Baxter Wigglesworth, Tilly Teacup, Captain Barnacle, Hazelnut Crunch, Bandit Moonshine, Moose
+            Antlers, Acorn Oakley, Otto Bismarck, Pepper Peppercorn, Scout Pathfinder, Barnaby Rudge, Maple Leafy, Fergus
+            McGraw, Rocket Booster, Dumpling Gravy, Hector Trojan, Skipper Bluejacket, Truffle Bonbon, Monty
+            Pemberley, Biscuit Barkley, Bagel Schmear, Winston Longpaw, Pretzel Twist"""
         ),
         "pet": _words(
             """tortoise, parrot, hedgehog, chinchilla, gecko, ferret, canary, iguana, hamster, cockatoo, donkey, axolotl,
@@ -66,8 +72,10 @@ VALUES: dict[Pool, dict[str, tuple[str, ...]]] = {
         "sister": _TEST_GIRLS,
         "daughter": _TEST_GIRLS,
         "brother": _words(
-            """Henrik, Matteo, Kwame, Declan, Ruben, Stellan, Idris, Lucas, Bartosz, Kenji, Florian, Piran, Auberon, Diego,
-            Anders, Zebulon, Arjun, Thibault, Gethin, Radu, Cuthbert, Haruki, Marcel, Pavel"""
+            """Henrik Valdemar, Matteo Lorenzo, Kwame Kwabena, Declan Fintan, Ruben Baruch, Stellan Sixten, Idris Jamal, Lucas
+            Horatio, Bartosz Zdzislaw, Kenji Ryota, Florian Leopold, Piran Jory, Auberon Lancelot, Diego Ramon, Anders Bjarne,
+            Zebulon Obadiah, Arjun Vikram, Thibault Gauthier, Gethin Emlyn, Radu Tudor, Cuthbert Aloysius, Haruki Minoru,
+            Marcel Anatole, Pavel Grigori"""
         ),
         "friend": _words(
             """Linden Ardizzone, Robin Bellamy, Sasha Cvetkov, Quinn Drummond, Marlowe Eriksen, Jules Fairweather, Emerson
