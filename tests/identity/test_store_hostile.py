@@ -105,6 +105,7 @@ HOSTILE: dict[str, bytes] = {
     "imprints of nobody": with_tensors(imprints_source=torch.full((3,), 9, dtype=torch.int32)),
     "imprints of a negative source": with_tensors(imprints_source=torch.full((3,), -1, dtype=torch.int32)),
     "signs that are none": with_tensors(trace_signs=torch.full((2,), 3, dtype=torch.int8)),
+    "signs whose absolute value overflows": with_tensors(trace_signs=torch.full((2,), -128, dtype=torch.int8)),
     "another schema": with_config(lambda c: c.update(schema=99)),
     "no schema": with_config(lambda c: c.pop("schema")),
     "no base": with_config(lambda c: c.pop("base")),

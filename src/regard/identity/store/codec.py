@@ -63,7 +63,11 @@ def build(config: dict[str, Any], data: bytes, what: str) -> Identity:
     try:
         read_header(data, what)
         check_config(config)
-        return Identity.build(config, unpack(data))
+        identity = Identity.build(config, unpack(data))
+        # Asked from below: the absolute value of an int8's −128 is −128 again.
+        if identity.trace is not None and bool((identity.trace.signs < -1).any()):
+            raise StateError(f"the signs of a trace are −1, 0 or 1, not {int(identity.trace.signs.min())}")
+        return identity
     except CheckpointError:
         raise
     except (RegardError, ValueError, TypeError, OverflowError, RuntimeError) as error:
