@@ -385,6 +385,18 @@ def test_a_layer_reads_by_the_formula():
     assert apart(expected.transpose(0, 1).flatten(1), seen[0][0]) <= 1e-5
 
 
+def test_a_mask_that_is_written_into_between_forwards_is_read_anew():
+    model, x = hub("llama"), tokens(1, 6)
+    allowed = torch.ones(6, 6, dtype=torch.bool).tril()[None, None].clone()
+    with living(model, someone(body_of(model).base)):
+        before = model(x, attention_mask=allowed).logits
+        allowed[..., 3:, 1] = False
+        after = model(x, attention_mask=allowed).logits
+        again = model(x, attention_mask=allowed.clone()).logits
+    assert apart(before, after) > 1e-3
+    assert torch.equal(after, again)
+
+
 def test_weights_leave_the_slots_out():
     model, x = hub("llama"), tokens(1, 6)
     with living(model, someone(body_of(model).base)):

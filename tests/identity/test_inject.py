@@ -372,6 +372,24 @@ def test_another_model_with_the_same_config_and_another_thread_are_as_before():
     assert torch.equal(alone, one(x).logits)
 
 
+def test_a_layer_that_nothing_was_put_into_gets_the_mask_of_the_implementation_before():
+    """Some implementations read another kind of mask, or none: ours would not do for them."""
+    given: list[Any] = []
+
+    def theirs(module: Any, q: Any, k: Any, v: Any, attention_mask: Any, **kwargs: Any) -> Any:
+        given.append(attention_mask)
+        return hf.AttentionInterface()["sdpa"](module, q, k, v, None, is_causal=True, **kwargs)
+
+    hf.AttentionInterface.register("for_a_test", theirs)
+    AttentionMaskInterface.register("for_a_test", lambda **kwargs: "a mask of their own")
+    model, x = hub("llama", "for_a_test"), tokens()
+    alone = model(x).logits
+    with inject(model, {1: "dot | softmax"}):
+        assert apart(alone, model(x).logits) <= CLOSE
+    assert len(given) > 3
+    assert set(given) == {"a mask of their own"}
+
+
 def test_what_is_injected_holds_in_every_thread():
     model, x = hub("llama"), tokens()
     found: list[torch.Tensor] = []

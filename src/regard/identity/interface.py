@@ -196,7 +196,7 @@ def _call(
         if causal and Q > 1:
             allow = torch.ones(Q, K, dtype=torch.bool, device=q.device).tril(K - Q)[None, None]
     else:
-        mask = mask[..., :K]
+        mask = mask if mask.shape[-1] == K else mask[..., :K]
         allow = mask
         if mask.is_floating_point():
             allow = mask > torch.finfo(mask.dtype).min / 2

@@ -108,6 +108,10 @@ class Lived:
     def _met(self, read: LayerRead, call: Call, q: Tensor) -> Tensor:
         """Which keys a query may look at, those of the slots first."""
         allow, (B, _, Q, _), K = call.allow, q.shape, call.k.shape[2]
+        last, mine = _LOCAL.met, (self, read.slots, read.alone)
+        if last is not None and last[0] is allow and last[1] == mine and read.beta is None:
+            return last[2]
+        given = allow
         allow = torch.ones(1, 1, Q, K, dtype=torch.bool, device=q.device) if allow is None else allow
         front = allow.new_ones(B, 1, Q, read.slots)
         if read.alone:
@@ -116,7 +120,11 @@ class Lived:
         refused = read.refused(q)
         front = front if refused is None else front & ~refused
         shape = torch.broadcast_shapes(front.shape[:3], allow.shape[:3])
-        return torch.cat([front.expand(*shape, -1), allow.expand(*shape, -1)], -1)
+        met = torch.cat([front.expand(*shape, -1), allow.expand(*shape, -1)], -1)
+        if given is not None and refused is None:
+            # The layers of one forward share their mask; the next forward may have written into it.
+            _LOCAL.met = given, mine, met
+        return met
 
 
 def _tensors(read: LayerRead) -> list[Tensor | None]:
@@ -215,6 +223,7 @@ class Frame:
 class _Local(threading.local):
     frame: Frame | None = None
     first: Tensor | None = None
+    met: tuple[Tensor, Any, Tensor] | None = None
 
 
 _LOCAL = _Local()
@@ -258,8 +267,7 @@ class Hooks:
             self._add(module.register_forward_pre_hook(_open, with_kwargs=True))
             self._add(module.register_forward_hook(_close, always_call=True))
             self._add(*catches(module, body.layout, _caught))
-        if any(turn is not None for turn in body.turns.values()):
-            self._add(body.trunk.register_forward_pre_hook(_placed, with_kwargs=True))
+        self._add(body.trunk.register_forward_pre_hook(_placed, with_kwargs=True))
 
     def _add(self, *handles: Any) -> None:
         for handle in handles:
@@ -293,7 +301,7 @@ def _close(module: nn.Module, args: Any, out: Any) -> None:
 
 
 def _placed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    _LOCAL.first = _first(_given(module, args, kwargs))
+    _LOCAL.first, _LOCAL.met = _first(_given(module, args, kwargs)), None
 
 
 def _first(given: dict[str, Any]) -> Tensor | None:
