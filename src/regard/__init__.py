@@ -13,21 +13,27 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import geometry, nn, position, selection
+    from . import geometry, identity, nn, position, selection
     from .attention.allow import All, Allow, Causal, Document, Mask, Padding, Prefix, Window
     from .attention.inspect import Attended, inspect
     from .attention.operator import attend, explain
     from .attention.plan import Plan
     from .attention.spec import Spec, parse
     from .errors import CheckpointError, CombinationError, NumericsError, RegardError, ShapeError, SpecError, StateError
+    from .identity.identity import Identity
+    from .identity.inject import inject
+    from .identity.living import living
+    from .identity.observe import observe
+    from .identity.write import imprint
     from .state import Additive, LowRank, Self, State
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Additive", "All", "Allow", "Attended", "Causal", "CheckpointError", "CombinationError", "Document", "LowRank", "Mask",
-    "NumericsError", "Padding", "Plan", "Prefix", "RegardError", "Self", "ShapeError", "Spec", "SpecError", "State",
-    "StateError", "Window", "attend", "explain", "geometry", "inspect", "nn", "parse", "position", "selection",
+    "Additive", "All", "Allow", "Attended", "Causal", "CheckpointError", "CombinationError", "Document", "Identity", "LowRank",
+    "Mask", "NumericsError", "Padding", "Plan", "Prefix", "RegardError", "Self", "ShapeError", "Spec", "SpecError", "State",
+    "StateError", "Window", "attend", "explain", "geometry", "identity", "imprint", "inject", "inspect", "living", "nn",
+    "observe", "parse", "position", "selection",
 ]  # fmt: skip
 
 _PARTS = {
@@ -39,10 +45,15 @@ _PARTS = {
     "errors": (
         "CheckpointError", "CombinationError", "NumericsError", "RegardError", "ShapeError", "SpecError", "StateError",
     ),
+    "identity.identity": ("Identity",),
+    "identity.inject": ("inject",),
+    "identity.living": ("living",),
+    "identity.observe": ("observe",),
+    "identity.write": ("imprint",),
     "state": ("Additive", "LowRank", "Self", "State"),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _PARTS.items() for name in names}
-_MODULES = ("geometry", "models", "nn", "position", "selection", "train")
+_MODULES = ("geometry", "identity", "models", "nn", "position", "selection", "train")
 
 
 def __getattr__(name: str) -> object:

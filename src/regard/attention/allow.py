@@ -233,6 +233,16 @@ class Behind(Allow):
 
 
 @dataclass(frozen=True)
+class Alone(Allow):
+    """The query right after the first `lead` keys does not meet those."""
+
+    lead: int
+
+    def tile(self, t: Tile) -> Tensor:
+        return ((t.q_at() != self.lead) | (t.k_at() >= self.lead))[None, None]
+
+
+@dataclass(frozen=True)
 class Both(Allow):
     a: Allow
     b: Allow

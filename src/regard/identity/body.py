@@ -17,9 +17,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..attention.allow import Causal, Window
 from ..errors import CombinationError
 from ..geometry import Dot
-from ..models.base import Model
+from ..models.base import Model, walk
+from ..models.gpt2 import GPT2
+from ..models.llama import Llama
 from ..nn import Attention, bent
 from .identity import Base
 from .read import LayerRead, _turns  # pyright: ignore[reportPrivateUsage]
@@ -44,8 +47,16 @@ class Body(ABC):
     """Of the scores, layer by layer."""
 
     @abstractmethod
+    def hidden(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N M"]:
+        """What the last norm leaves of every token, under whatever lives here now."""
+
+    @abstractmethod
+    def head(self, hidden: Float[Tensor, "... M"]) -> Float[Tensor, "... V"]:
+        """Logits from what `hidden` gave; where few tokens are asked for, most of their cost is saved."""
+
     def logits(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
         """A plain forward, under whatever lives here now."""
+        return self.head(self.hidden(tokens))
 
     @abstractmethod
     def watched(self, tokens: Int[Tensor, " N"]) -> tuple[Float[Tensor, "N V"], list[Heads]]:
@@ -68,7 +79,7 @@ class OwnBody(Body):
     def __init__(self, model: Model) -> None:
         self.model = model
         self.layers = [m for m in model.modules() if isinstance(m, Attention)]
-        if not self.layers or getattr(model, "family", "") not in ("llama", "gpt2"):
+        if not self.layers or not isinstance(model, Llama | GPT2):
             raise CombinationError(f"a {type(model).__name__} is no decoder that an identity can live in: use LLaMA or GPT-2")
         for layer in self.layers:
             _turns(layer)
@@ -76,15 +87,24 @@ class OwnBody(Body):
         self.scales = [cast(Dot, x.spec.geometry).scale_for(x.head_width) for x in self.layers]
         values = [cast(nn.Linear, x.v).weight for x in self.layers]
         self.base = Base(
-            fingerprint([cast(Any, model).embed.weight, *values]),
+            fingerprint([model.embed.weight, *values]),
             len(self.layers),
             first.key_heads,
             first.head_width,
             family=model.family,
         )
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        return cast(Model, self.model)(tokens).logits
+    def hidden(self, tokens: Tensor) -> Tensor:
+        model = cast(Llama | GPT2, self.model)
+        window = getattr(model.config, "window", None)
+        x = model.embed(tokens)
+        if isinstance(model, GPT2):
+            x = x + model.place(torch.arange(tokens.shape[1], device=tokens.device))
+        rule = Causal() if window is None else Causal() & Window(window)
+        return model.norm(walk(model.blocks, x, rule, None, None, None).x)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return cast(Llama | GPT2, self.model).head(hidden)
 
     def watched(self, tokens: Tensor) -> tuple[Tensor, list[Heads]]:
         seen: dict[str, list[Tensor]] = {"q": [], "k": [], "v": []}
@@ -144,4 +164,9 @@ def body_of(model: nn.Module) -> Body:
     return body
 
 
-__all__ = ["Body", "Heads", "body_of", "fingerprint"]
+def base_of(model: nn.Module) -> Base:
+    """Who a model is, as an identity remembers it."""
+    return body_of(model).base
+
+
+__all__ = ["Body", "Heads", "base_of", "body_of", "fingerprint"]

@@ -5,6 +5,9 @@
 q̂, k̂ are unit vectors *before* RoPE, so that what was written does not depend on where it was written. A few more columns on
 q and k carry all of it, q' = [R q, 2·signs·(L q̂)·√D, √D] and k' = [R k, L k̂, k·s − k̂ᵀS k̂ + log weight], and what is remembered
 stands as slots in front of the first token. What is left is the model's own attention over wider heads, cache and all.
+
+The first token meets no slot. A model's first token is its sink: it must see nothing but itself to become one, and without a
+sink slots do harm (SmolLM2, a quarter of the history: answers 5.3 nats, against 4.3 without any slots and 3.9 with the sink kept).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from ..attention.allow import Allow, Behind, Causal, rule
+from ..attention.allow import Allow, Alone, Behind, Causal, rule
 from ..attention.fused import one_row
 from ..attention.operator import attend
 from ..attention.spec import Spec
@@ -45,6 +48,8 @@ class LayerRead:
     left: Float[Tensor, "B G R D"] | None = None
     signs: Float[Tensor, "B R"] | None = None
     bias: Float[Tensor, "B G D"] | None = None
+    alone: bool = True
+    """The first token of a text meets no slot, and stays the sink that it is to the model by itself."""
     beta: float | None = None
     """With a number, a query refuses the slots that do not cohere with it: cos(q, k) < 1 − 1/β (MATHS: GD, unit vectors)."""
     _kept: dict[str, Tensor] = field(default_factory=lambda: dict[str, Tensor](), repr=False)
@@ -74,7 +79,7 @@ class LayerRead:
             return x if x is None or x.shape[0] == 1 else x.index_select(0, index.to(x.device))
 
         parts = (pick(x) for x in (self.k, self.v, self.weight, self.left, self.signs, self.bias))
-        return LayerRead(self.scale, *parts, beta=self.beta)
+        return LayerRead(self.scale, *parts, alone=self.alone, beta=self.beta)
 
     def columns(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """What q (B,H,Q,D) and k (B,G,K,D), not turned, have to say beside themselves: (B,H,Q,C) and (B,G,K,C)."""
@@ -136,10 +141,13 @@ class LayerRead:
         keys, values = cache.keys(), cache.values()
         plain = attention.spec.selection == Softmax()
         ruled = rule(allow)
-        if plain and Q == 1 and refused is None and isinstance(ruled, Causal):
+        first = self.alone and cache.lead and not at
+        if plain and Q == 1 and refused is None and isinstance(ruled, Causal) and not first:
             return one_row(q, keys, values, self.scale), cache
         if not isinstance(ruled, Causal) and cache.lead:
             ruled = Behind(cache.lead, ruled)
+        if first:
+            ruled = ruled & Alone(cache.lead)
         if refused is not None:
             open_ = refused.new_ones(*refused.shape[:3], keys.shape[2] - refused.shape[3])
             ruled = ruled & torch.cat([~refused, open_], -1)
@@ -215,7 +223,7 @@ def layer_reads(
             left[:, i] if R else None,
             signs if R else None,
             bias[:, i] if bool(bias.any()) else None,
-            beta,
+            beta=beta,
         )
         for i in range(L)
     ]
