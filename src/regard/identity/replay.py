@@ -127,7 +127,7 @@ def sleep_rule(found: Mapping[str, Any]) -> SleepRule:
     """A rule from the JSON of an event."""
     from .consolidate import SleepRule
 
-    known = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k != "until"}
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k != "until"}
     try:
         return SleepRule(**known)
     except TypeError as error:
