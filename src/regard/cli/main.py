@@ -8,9 +8,13 @@ from typing import Annotated
 import typer
 
 from .bench import bench
+from .chat import chat
 from .explain import explain
 from .generate import generate
+from .identity import app as identity
+from .imprint import imprint
 from .models import app as models
+from .sleep import sleep
 
 HELP = """Attention that can measure, choose and remember.
 
@@ -19,6 +23,8 @@ regard models get smollm2
 regard generate "The sea is"
 regard generate "The sea is" --attention "cosine | entmax(1.5)"
 regard explain "cosine | entmax(1.5) | alibi" --q 1,8,1024,64
+regard imprint diary.txt --identity mara
+regard chat --identity mara
 regard train
 """
 
@@ -51,6 +57,10 @@ def top(
 top.__doc__ = HELP
 app.command()(generate)
 app.add_typer(models, name="models")
+app.command()(chat)
+app.command()(imprint)
+app.command()(sleep)
+app.add_typer(identity, name="identity")
 app.command()(explain)
 app.command()(bench)
 try:

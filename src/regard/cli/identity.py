@@ -1,0 +1,389 @@
+"""`regard identity`: begin, look at, compare, fork, roll back, forget, and carry elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .generate import DEFAULT
+from .speech import fail, progress, table, verb
+from .who import JsonOption, ModelOption, StoreOption, clean, load, note, open_model, open_store, several, size, spark, word
+
+if TYPE_CHECKING:
+    from ..identity import Identity
+    from ..identity.store import Commit
+    from ..models.tokenizer import Tokenizer
+
+app = typer.Typer(
+    help="Identities that are kept: who they are, what happened to them, and how to undo it.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(help="the identity's name", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+SHOWN = 16
+"""Imprints that `show` lists."""
+
+
+@app.command()
+@verb
+def new(
+    name: Name,
+    message: Annotated[str, typer.Option(help="a line for the log")] = "",
+    model: ModelOption = DEFAULT,
+    store: StoreOption = None,
+) -> None:
+    """Begin an identity: empty, so that it is the model itself, bit for bit, until something is imprinted.
+
+    \b
+    regard identity new mara
+    regard identity new mara --model ./my-model --store ./people.db
+    """
+    from ..identity import Identity
+    from ..identity.store.records import checked_name
+
+    checked_name(name)
+    with progress() as tell:
+        _, _, base = open_model(model, tell)
+    with open_store(store) as kept:
+        commit = kept.new(name, Identity.new(base), message=message)
+    typer.echo(f"{name} {commit.id[:12]}  an empty identity of {base.name or base.family}")
+
+
+@app.command("list")
+@verb
+def list_identities(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Who is here.
+
+    \b
+    regard identity list
+    regard identity list --json | jq '.[].name'
+    """
+    with open_store(store) as kept:
+        found = kept.names()
+    if as_json:
+        typer.echo(json.dumps([{"name": n, **_commit(c)} for n, c in sorted(found.items())]))
+        return
+    if not found:
+        note("nobody is here yet; begin with: regard identity new NAME, or: regard imprint FILE --identity NAME")
+        return
+    rows = [
+        (n, c.id[:12], _when(c.time), f"{c.experiences:,}", f"{c.tokens:,}", f"{c.imprints:,}", size(c.bytes))
+        for n, c in sorted(found.items())
+    ]
+    table(("name", "head", "last change", "experiences", "tokens", "imprints", "size"), rows)
+
+
+@app.command()
+@verb
+def show(
+    name: Annotated[str, typer.Argument(help="a name, or the beginning of a commit's id")],
+    model: ModelOption = DEFAULT,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What an identity is made of: its life in numbers, and what it kept, in words.
+
+    The words come from the model's tokenizer; without the model they are token numbers.
+
+    \b
+    regard identity show mara
+    regard identity show 3f2a9c
+    regard identity show mara --json
+    """
+    with open_store(store) as kept:
+        commit = kept.find(name)
+        who = kept.load(name)
+    tokenizer = _tokenizer(who, model)
+    if as_json:
+        typer.echo(json.dumps({"name": name, **_commit(commit), **_described(who, tokenizer)}, ensure_ascii=False))
+        return
+    typer.echo("\n".join([f"{name} {commit.id[:12]}, {_when(commit.time)}", *summary(who, tokenizer)]))
+
+
+@app.command()
+@verb
+def log(
+    name: Name,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", help="only the youngest", min=1)] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What happened to an identity, youngest first.
+
+    \b
+    regard identity log mara
+    regard identity log mara -n 5 --json
+    """
+    with open_store(store) as kept:
+        found = kept.log(name, limit)
+    if as_json:
+        typer.echo(json.dumps([_commit(c) for c in found]))
+        return
+    for c in found:
+        typer.echo(f"{clean(str(c))}  ({several(c.imprints, 'imprint')}, {size(c.bytes)})")
+
+
+@app.command()
+@verb
+def diff(
+    a: Annotated[str, typer.Argument(help="a name or a commit")],
+    b: Annotated[str, typer.Argument(help="another")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How two identities differ, or one at two times.
+
+    \b
+    regard identity diff mara mara-2
+    regard identity diff 3f2a9c mara --json
+    """
+    with open_store(store) as kept:
+        found = kept.diff(a, b)
+    typer.echo(json.dumps({**asdict(found), "same": found.same}) if as_json else str(found))
+
+
+@app.command()
+@verb
+def fork(
+    name: Name,
+    new_name: Annotated[str, typer.Argument(help="the name of the second")],
+    at: Annotated[str | None, typer.Option(help="a commit in its history [default: the head]", show_default=False)] = None,
+    store: StoreOption = None,
+) -> None:
+    """Let an identity go two ways from here; nothing is copied until they differ.
+
+    \b
+    regard identity fork mara mara-2
+    regard identity fork mara mara-then --at 3f2a9c
+    """
+    with open_store(store) as kept:
+        commit = kept.fork(name, new_name, at)
+    typer.echo(f"{new_name} {commit.id[:12]}  from {name}")
+
+
+@app.command()
+@verb
+def rollback(
+    name: Name,
+    to: Annotated[str, typer.Argument(help="how many commits to go back, or the commit to be again")] = "1",
+    store: StoreOption = None,
+) -> None:
+    """Be again what the identity was; a further commit, so that this too can be undone.
+
+    \b
+    regard identity rollback mara
+    regard identity rollback mara 3
+    regard identity rollback mara 3f2a9c
+    """
+    with open_store(store) as kept:
+        commit = kept.rollback(name, steps(to))
+    typer.echo(f"{name} {commit.id[:12]}  {commit.message}")
+
+
+@app.command()
+@verb
+def forget(
+    name: Name,
+    source: Annotated[str, typer.Argument(help="whose writing to take back; `regard identity show` names them")],
+    yes: Yes = False,
+    model: ModelOption = DEFAULT,
+    store: StoreOption = None,
+) -> None:
+    """Take back all that a source wrote, and prove it.
+
+    The identity is made again from nothing out of every other event, twice, and both must agree bit for bit. The history of the
+    name is replaced; texts and states that held the source are removed for good. This cannot be undone.
+
+    \b
+    regard identity forget mara diary
+    regard identity forget mara monday --yes
+    """
+    from ..identity.replay import replay
+    from .sleep import sweep
+
+    with open_store(store) as kept:
+        load(kept, name)
+        _confirm(yes, f"take back all that {clean(source)!r} wrote into {name}? This cannot be undone")
+        with progress() as tell:
+            body, tokenizer, base = open_model(model, tell)
+            kept.load(name, base)
+            proof = kept.forget(name, source, replay(body, tokenizer, tell))
+        sweep(kept)
+    typer.echo(clean(str(proof)))
+
+
+@app.command()
+@verb
+def export(
+    name: Name,
+    path: Annotated[Path, typer.Argument(help="a new folder, or one file if it ends in .safetensors")],
+    store: StoreOption = None,
+) -> None:
+    """Write an identity and its journal, to be read elsewhere with `import` or `Identity.load`.
+
+    \b
+    regard identity export mara ./mara
+    regard identity export mara mara.safetensors
+    """
+    with open_store(store) as kept:
+        where = kept.export(name, path)
+    typer.echo(f"wrote {where}")
+
+
+@app.command("import")
+@verb
+def import_identity(
+    path: Annotated[Path, typer.Argument(help="what `export` wrote")],
+    name: Annotated[str, typer.Argument(help="a new name for it here")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="refuse it unless it belongs to this model", show_default=False)
+    ] = None,
+    store: StoreOption = None,
+) -> None:
+    """Begin an identity with one that was exported; everything is checked before anything is written.
+
+    \b
+    regard identity import ./mara mara
+    regard identity import mara.safetensors mara --model smollm2
+    """
+    if not path.exists():
+        fail(f"there is no {path}; give a folder or a .safetensors that `regard identity export` wrote")
+    base = None
+    if model is not None:
+        with progress() as tell:
+            base = open_model(model, tell)[2]
+    with open_store(store) as kept:
+        commit = kept.import_(path, name, base)
+    typer.echo(f"{name} {commit.id[:12]}  {several(commit.experiences, 'experience')}, {several(commit.imprints, 'imprint')}")
+
+
+@app.command()
+@verb
+def delete(name: Name, yes: Yes = False, store: StoreOption = None) -> None:
+    """Remove an identity and all of its history that no fork shares. This cannot be undone.
+
+    \b
+    regard identity delete mara
+    """
+    from .sleep import sweep
+
+    with open_store(store) as kept:
+        load(kept, name)
+        _confirm(yes, f"remove {name} and its history? This cannot be undone")
+        gone = kept.delete(name)
+        sweep(kept)
+    typer.echo(f"{name} is gone, {several(gone, 'commit')} with it")
+
+
+def steps(to: str) -> str | int:
+    """A count of commits, or a commit: ids are given by four letters or more, so that short numbers are counts."""
+    return int(to) if to.isdecimal() and len(to) < 4 else to
+
+
+def summary(who: Identity, tokenizer: Tokenizer | None, shown: int = SHOWN) -> list[str]:
+    """An identity in a few lines."""
+    base, life = who.base, who.life
+    lines = [
+        f"  base      {base.name or base.family} ({base.fingerprint[:12]}): {base.depth} layers, {base.key_heads} key heads of {base.head_width}",
+        f"  life      {several(life.experiences, 'experience')}, {several(life.tokens, 'token')}, {several(life.sleeps, 'sleep')}",
+        f"  shock     {life.shock_mean:.2f} ± {life.shock_spread:.2f} nats",
+        f"  size      {size(who.nbytes)}",
+    ]
+    if who.self is not None:
+        lines.append(f"  self      {who.self.form}, |s| {float(who.self.s.norm()):.3g}  {spark(life.self_norms)}")
+    if who.trace is not None:
+        from ..identity.trace import spectrum
+
+        found = spectrum(who.trace)
+        strength = found.abs().amax((1, 2)).tolist()
+        lines.append(
+            f"  trace     rank {who.trace.rank}, eigenvalues {float(found.min()):.3g} to {float(found.max()):.3g}; by layer {spark(strength)}"
+        )
+    kept = who.imprints
+    lines.append(f"  imprints  {len(kept)}")
+    order = kept.worth.argsort(descending=True).tolist()[:shown]
+    for i in order:
+        text = word(tokenizer, [int(kept.token[i])])
+        lines.append(f"    {text:<16} shock {float(kept.shock[i]):5.2f}  {clean(who.sources[int(kept.source[i])])}")
+    if len(kept) > len(order):
+        lines.append(f"    … and {len(kept) - len(order)} more")
+    counts = [(s, int((kept.source == n).sum())) for n, s in enumerate(who.sources)]
+    if counts:
+        lines.append("  sources   " + ", ".join(f"{clean(s)} ({n})" for s, n in counts))
+    return lines
+
+
+def _described(who: Identity, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    kept = who.imprints
+    found: dict[str, Any] = {
+        "base": asdict(who.base),
+        "life": asdict(who.life),
+        "bytes": who.nbytes,
+        "self": None if who.self is None else {"form": who.self.form, "norm": float(who.self.s.norm())},
+        "trace": None,
+        "imprints": [
+            {
+                "token": int(kept.token[i]),
+                "text": None
+                if tokenizer is None or int(kept.token[i]) < 0
+                else tokenizer.decode([int(kept.token[i])], special=True),
+                "position": int(kept.position[i]),
+                "shock": float(kept.shock[i]),
+                "worth": float(kept.worth[i]),
+                "source": who.sources[int(kept.source[i])],
+            }
+            for i in range(len(kept))
+        ],
+        "sources": list(who.sources),
+    }
+    if who.trace is not None:
+        from ..identity.trace import spectrum
+
+        found["trace"] = {"rank": who.trace.rank, "spectrum": spectrum(who.trace).tolist()}
+    return found
+
+
+def _tokenizer(who: Identity, model: str) -> Tokenizer | None:
+    """The tokenizer of the identity's own model; None, and a word about it, where that is not the model at hand."""
+    from ..errors import RegardError
+    from ..models import hub
+
+    if not len(who.imprints):
+        return None
+    try:
+        if model == DEFAULT and not hub.present(DEFAULT):
+            note("words need the model that it was written on: --model")
+            return None
+        with progress() as tell:
+            _, tokenizer, base = open_model(model, tell)
+        who.base.refuse(base)
+    except RegardError as error:
+        note(f"imprints are shown as token numbers: {error}")
+        return None
+    return tokenizer
+
+
+def _confirm(yes: bool, question: str) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("nobody is here to be asked; say --yes")
+    if not typer.confirm(question, err=True):
+        note("nothing was changed")
+        raise typer.Exit(1)
+
+
+def _commit(c: Commit) -> dict[str, Any]:
+    names = ("id", "parent", "number", "kind", "source", "message", "time", "experiences", "tokens", "imprints", "bytes", "digest",
+             "fingerprint")  # fmt: skip
+    return {n: getattr(c, n) for n in names} | {"sources": list(c.sources)}
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
