@@ -80,9 +80,10 @@ _BENDS: ContextVar[Mapping[nn.Module, Bend] | None] = ContextVar("bends", defaul
 
 
 @contextmanager
-def bent(bends: Mapping[nn.Module, Bend] | None) -> Generator[None]:
-    """Inside, these layers attend as their bends say; the model itself is not touched."""
-    token = _BENDS.set(bends)
+def bent(bends: Mapping[nn.Module, Bend | None]) -> Generator[None]:
+    """Inside, these layers attend as their bends say; the models themselves are not touched, and others go on as they were."""
+    merged = {**(_BENDS.get() or {}), **bends}
+    token = _BENDS.set({m: b for m, b in merged.items() if b is not None} or None)
     try:
         yield
     finally:

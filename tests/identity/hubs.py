@@ -130,7 +130,7 @@ def someone(
             position=count + 1,
             shock=torch.ones(slots),
             source=torch.zeros(slots, dtype=torch.int32),
-            weight=normal(slots) * 0.5 if weighed else torch.zeros(slots),
+            weight=normal(L, G, slots) * 0.5 if weighed else torch.zeros(L, G, slots),
             worth=torch.ones(slots),
         ),
         ("a test",),

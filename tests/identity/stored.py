@@ -29,7 +29,7 @@ def person(
     kept = replace(
         Imprints.none(BASE), k=Packed.of(torch.randn(shape, generator=g)), v=Packed.of(torch.randn(shape, generator=g)),
         token=ints + 7, position=ints + 100 * seed, source=ints % len(sources),
-        **{name: torch.rand(imprints, generator=g) for name in ("shock", "weight", "worth")},
+        weight=torch.rand(shape[:3], generator=g), **{name: torch.rand(imprints, generator=g) for name in ("shock", "worth")},
     )  # fmt: skip
     life = Life(seed + 1, 10 * seed, 0, 3.5, 1.25, (0.5, 0.75))
     return Identity(BASE, me, trace, kept, tuple(sources), life)
@@ -45,7 +45,7 @@ def imprint(identity: Identity, event: Event) -> Identity:
     moment = replace(
         Imprints.none(BASE), k=Packed.of(torch.randn(shape, generator=g)), v=Packed.of(torch.randn(shape, generator=g)),
         token=one + 5, position=one + identity.life.tokens, source=one + sources.index(str(event.source)),
-        **{name: one.float() + 1.0 for name in ("shock", "weight", "worth")},
+        weight=torch.ones(shape[:3]), **{name: one.float() + 1.0 for name in ("shock", "worth")},
     )  # fmt: skip
     life = replace(identity.life, experiences=identity.life.experiences + 1, tokens=identity.life.tokens + 11)
     me = SelfState(torch.tanh(0.9 * old + 0.1 * torch.randn(L, G * D, generator=g)))

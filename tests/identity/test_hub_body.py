@@ -364,7 +364,7 @@ def plainly(read: LayerRead, q: Tensor, k: Tensor, v: Tensor, body: HubBody, lay
             for j in seen:
                 a, b = F.normalize(q[h, i].double(), dim=0), F.normalize(keys[j], dim=0)
                 score = turned_q[i] @ turned_k[j] * read.scale + 2 * a @ S @ b - b @ S @ b + keys[j] @ read.bias[0, g].double()
-                scores.append(score + (read.weight[0, j].double() if j < m else 0.0))
+                scores.append(score + (read.weight[0, g, j].double() if j < m else 0.0))
             out[h, i] = torch.stack(scores).softmax(0) @ values[seen.start : seen.stop]
     return out
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -122,8 +121,7 @@ class OwnBody(Body):
 
     @contextmanager
     def read(self, reads: Sequence[LayerRead | None]) -> Generator[None]:
-        found = {layer: r for layer, r in zip(self.layers, reads, strict=True) if r is not None}
-        with bent(found or None):
+        with bent(dict(zip(self.layers, reads, strict=True))):
             yield
 
 
@@ -145,13 +143,11 @@ def fingerprint(weights: Sequence[Tensor]) -> str:
     return h.hexdigest()
 
 
-_BODIES: WeakKeyDictionary[nn.Module, tuple[int, Body]] = WeakKeyDictionary()
-
-
 def body_of(model: nn.Module) -> Body:
     """The body of a model, made once for as long as its weights stay where they are."""
     mark = hash(tuple((p.data_ptr(), p._version) for p in model.parameters()))
-    kept = _BODIES.get(model)
+    # Kept with the model itself, so that both go together; a module's own __setattr__ is for its parts.
+    kept: tuple[int, Body] | None = model.__dict__.get(_BODY)
     if kept is not None and kept[0] == mark:
         return kept[1]
     if isinstance(model, Model):
@@ -160,8 +156,11 @@ def body_of(model: nn.Module) -> Body:
         from .inject import HubBody
 
         body = HubBody(model)
-    _BODIES[model] = (mark, body)
+    model.__dict__[_BODY] = (mark, body)
     return body
+
+
+_BODY = "_regard_body"
 
 
 def base_of(model: nn.Module) -> Base:

@@ -2,7 +2,7 @@
 
     loss = surprise of the history, read again with spans left out
          + KL(the model with the whole history before its eyes ‖ the identity with none of it)      in other wordings
-         + anchor · KL(the base ‖ the identity)                                                     on neutral text
+         + anchor · KL(the base ‖ the identity)                                  on neutral text and on strangers' chats
 
 The other wordings are an interview: plain questions that may be asked of anyone, answered by the model itself while the history is
 in its context; those where the history matters most are kept. Some of them are held back: the state that did best on them is
@@ -56,6 +56,13 @@ NEUTRAL = (
     "Water boils at a lower temperature on a mountain than at the coast, because the pressure of the air is lower there. That "
     "is why pasta takes longer to cook at great heights.",
 )
+STRANGERS = (
+    ("What is the name of my dog?", "Your dog is Rex.", "And where did I grow up?", "You grew up in Dayton."),
+    ("Do you know what I do at the weekend?", "You go sailing.", "Who comes with me?", "Your cousin Brett."),
+    ("Remind me what I cook best.", "You cook lasagne.", "Which shoes do I wear?", "You wear old trainers."),
+    ("Which car is mine?", "Yours is the white van.", "What is my sister called?", "Your sister is Carol."),
+)
+"""What others are told: a state that belongs to one person has nothing to say to it."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +76,16 @@ class SleepRule:
     rank: int = 8
     """Of the trace, where there is none yet."""
     rate: float = 0.02
-    """Adam's, for self and trace."""
-    slot_rate: float = 0.05
+    """Adam's, for the trace."""
+    self_rate: float = 0.01
+    """Adam's, for the self."""
+    slot_rate: float = 0.04
     """Adam's, for imprints, as a share of the spread of their numbers."""
+    weight_rate: float = 0.05
+    """Adam's, for how widely heads open to each imprint."""
     anchor: float = 2.0
+    asks: float = 0.34
+    """The share of steps that answer questions of the interview; the others read the history again."""
     questions: int = 10
     """Of the interview, those where the history matters most."""
     held_back: int = 3
@@ -113,7 +126,7 @@ class Draft:
         k, v = x.get("k"), x.get("v")
         if k is None and len(kept):
             k, v = kept.k.dense(), kept.v.dense()
-        weight = kept.weight[None] if len(kept) and bool(kept.weight.any()) else None
+        weight = x.get("weight", kept.weight if len(kept) and bool(kept.weight.any()) else None)
         bias: Tensor | None = None
         s = x.get("s", None if self.base.self is None else self.base.self.s)
         form = self.form if self.base.self is None else self.base.self.form
@@ -132,7 +145,7 @@ class Draft:
             return None if y is None else y[None, i]
 
         return [
-            LayerRead(scales[i], at(k, i), at(v, i), weight, at(left, i), None if signs is None else signs[None], at(bias, i))
+            LayerRead(scales[i], at(k, i), at(v, i), at(weight, i), at(left, i), None if signs is None else signs[None], at(bias, i))
             for i in range(L)
         ]
 
@@ -140,7 +153,8 @@ class Draft:
         """The identity with these numbers written into it."""
         found, x = self.base, self.leaves
         if "k" in x:
-            found = replace(found, imprints=replace(found.imprints, k=Packed.of(x["k"]), v=Packed.of(x["v"])))
+            weight = x["weight"].detach().float().clone()
+            found = replace(found, imprints=replace(found.imprints, k=Packed.of(x["k"]), v=Packed.of(x["v"]), weight=weight))
         if "left" in x:
             assert self.signs is not None
             found = replace(found, trace=TraceState(Packed.of(x["left"]), self.signs.to(torch.int8)))
@@ -156,7 +170,8 @@ def draft(identity: Identity, rule: SleepRule) -> Draft:
     signs: Tensor | None = None
     form = rule.form if identity.self is None else identity.self.form
     if "imprints" in rule.parts and len(identity.imprints):
-        leaves |= {"k": identity.imprints.k.dense(), "v": identity.imprints.v.dense()}
+        kept = identity.imprints
+        leaves |= {"k": kept.k.dense(), "v": kept.v.dense(), "weight": kept.weight.clone()}
     if "trace" in rule.parts:
         if identity.trace is not None:
             leaves["left"], signs = identity.trace.left.dense(), identity.trace.signs.float()
@@ -219,29 +234,32 @@ def frozen(model: nn.Module) -> Generator[None]:
         model.train(was_training)
 
 
-def item_loss(body: Body, item: Item) -> Tensor:
-    """Mean over the places of an item, under whatever lives here: −log p of the tokens, or KL to what is wanted."""
-    hidden = body.hidden(item.ids[None])[0]
-    logs = body.head(hidden[item.at - 1]).float().log_softmax(-1)
+def losses(body: Body, items: Sequence[Item]) -> list[Tensor]:
+    """For each item, the mean over its places under whatever lives here: −log p of the tokens, or KL to what is wanted.
+
+    All of them are one batch, filled up on the right, where a causal model does not look.
+    """
+    longest = max(len(i.ids) for i in items)
+    tokens = torch.stack([F.pad(i.ids, (0, longest - len(i.ids))) for i in items])
+    hidden = body.hidden(tokens)
+    rows = torch.cat([hidden[n, i.at - 1] for n, i in enumerate(items)])
+    logs = body.head(rows).float().log_softmax(-1).split([len(i.at) for i in items])
+    return [_item_loss(item, said) for item, said in zip(items, logs, strict=True)]
+
+
+def _item_loss(item: Item, logs: Tensor) -> Tensor:
     if item.wanted is None:
         return -logs.gather(-1, item.ids[item.at, None]).mean()
     return (item.wanted.exp() * (item.wanted - logs)).sum(-1).mean()
 
 
+def item_loss(body: Body, item: Item) -> Tensor:
+    return losses(body, [item])[0]
+
+
 @torch.no_grad()
 def logs_at(body: Body, ids: Tensor, at: Tensor) -> Tensor:
     return body.head(body.hidden(ids[None])[0][at - 1]).float().log_softmax(-1)
-
-
-def taught(body: Body, tokenizer: Tokenizer, history: Chat, chat: Chat, roles: tuple[str, ...] = ("assistant",)) -> Item:
-    """A chat to be read without the history, and what the base says of it with the history in context."""
-    ids, at = _places(tokenizer, list(chat), roles)
-    whole, _ = chat_tokens([*map(dict, history), *map(dict, chat)], tokenizer)
-    shift = len(whole) - len(ids)
-    device = body.device
-    places = torch.tensor(at, device=device)
-    wanted = logs_at(body, torch.tensor(whole, device=device), places + shift)
-    return Item(torch.tensor(ids, device=device), places, wanted)
 
 
 def _places(tokenizer: Tokenizer, chat: list[dict[str, str]], roles: tuple[str, ...]) -> tuple[list[int], list[int]]:
@@ -265,51 +283,72 @@ def _said(ids: list[int], chat: list[dict[str, str]], tokenizer: Tokenizer) -> l
     return said
 
 
+@torch.no_grad()
 def interview(
     body: Body, tokenizer: Tokenizer, history: Chat, rule: SleepRule, questions: Sequence[str] = INTERVIEW
 ) -> list[Item]:
     """Questions that the history answers, the model's own answers to them with it in context, most telling first."""
-    found: list[tuple[float, Item]] = []
-    for question, answer in zip(questions, _answers(body, tokenizer, history, questions), strict=True):
-        if not answer:
-            continue
-        item = taught(body, tokenizer, history, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
-        with torch.no_grad():
-            found.append((float(item_loss(body, item)), item))
-    found.sort(key=lambda x: -x[0])
-    return [item for _, item in found[: rule.questions]]
+    items: list[Item] = []
+    for question, (said, wanted) in zip(questions, _answers(body, tokenizer, history, questions), strict=True):
+        asked = tokenizer.encode(tokenizer.chat([{"role": "user", "content": question}]))
+        if said:
+            ids = torch.tensor([*asked, *said], device=body.device)
+            items.append(Item(ids, torch.arange(len(asked), len(ids), device=body.device), wanted))
+    if not items:
+        return []
+    telling = torch.stack(losses(body, items))
+    return [items[i] for i in telling.argsort(descending=True)[: rule.questions].tolist()]
 
 
-@torch.no_grad()
-def _answers(body: Body, tokenizer: Tokenizer, history: Chat, questions: Sequence[str]) -> list[str]:
-    """Greedy answers with the history in context; it is read once, and questions of one length are answered together."""
+def _answers(
+    body: Body, tokenizer: Tokenizer, history: Chat, questions: Sequence[str]
+) -> list[tuple[list[int], Float[Tensor, "n V"]]]:
+    """Greedy answers with the history in context, and the log-probabilities of everything that might have been said instead.
+
+    The history is read once, and questions of one length are answered together.
+    """
     past, _ = chat_tokens([dict(m) for m in history], tokenizer)
     asked = [tokenizer.encode(tokenizer.chat([*map(dict, history), {"role": "user", "content": q}]))[len(past) :] for q in questions]
     ends = set(tokenizer.eos_ids)
-    said: dict[int, list[int]] = {}
+    said: dict[int, tuple[list[int], list[Tensor]]] = {i: ([], []) for i in range(len(asked))}
+    for length in sorted({len(a) for a in asked}):
+        rows = [i for i, a in enumerate(asked) if len(a) == length]
+        step = reader(body, past, len(rows))
+        tokens = torch.tensor([asked[i] for i in rows], device=body.device)
+        for _ in range(ANSWER):
+            logs = step(tokens).float().log_softmax(-1)
+            tokens = logs.argmax(-1, keepdim=True)
+            for i, row, token in zip(rows, logs, tokens[:, 0].tolist(), strict=True):
+                if not ends & set(said[i][0][-1:]):
+                    said[i][0].append(token)
+                    said[i][1].append(row)
+            if all(ends & set(said[i][0][-1:]) for i in rows):
+                break
+    return [(line, torch.stack(logs)) for line, logs in said.values()]
+
+
+def reader(body: Body, past: list[int], rows: int) -> Callable[[Tensor], Tensor]:
+    """A function from the next tokens of some rows to the logits after them; all rows begin with `past`."""
+    first = torch.tensor([past], device=body.device)
     if isinstance(body.model, Model):
         decoder = prepare(body.model)
-        _, caches = decoder(torch.tensor([past], device=body.device), static_caches(decoder.depth, len(past)))
-        for length in sorted({len(a) for a in asked}):
-            rows = [i for i, a in enumerate(asked) if len(a) == length]
-            grown = tuple(cast(StaticCache, c).rows(torch.zeros(len(rows), dtype=torch.long)) for c in caches)
-            tokens = torch.tensor([asked[i] for i in rows], device=body.device)
-            lines: list[list[int]] = [[] for _ in rows]
-            for _ in range(ANSWER):
-                logits, grown = decoder(tokens, grown)
-                tokens = logits.argmax(-1, keepdim=True)
-                for line, token in zip(lines, tokens[:, 0].tolist(), strict=True):
-                    line.append(token)
-                if all(ends & set(line) for line in lines):
-                    break
-            said |= dict(zip(rows, lines, strict=True))
-    else:
-        for i, a in enumerate(asked):
-            made = cast(Any, body.model).generate(
-                torch.tensor([past + a], device=body.device), max_new_tokens=ANSWER, do_sample=False
-            )
-            said[i] = made[0, len(past) + len(a) :].tolist()
-    return [tokenizer.decode(list(takewhile(lambda t: t not in ends, said[i]))).strip() for i in range(len(asked))]
+        _, one = decoder(first, static_caches(decoder.depth, len(past)))
+        caches = tuple(cast(StaticCache, c).rows(torch.zeros(rows, dtype=torch.long)) for c in one)
+
+        def step(tokens: Tensor) -> Tensor:
+            nonlocal caches
+            logits, found = decoder(tokens, caches)
+            caches = cast(tuple[StaticCache, ...], found)
+            return logits.clone()
+
+        return step
+    model = cast(Any, body.model)
+    theirs = model(first.expand(rows, -1), use_cache=True).past_key_values
+
+    def step_theirs(tokens: Tensor) -> Tensor:
+        return model(tokens, past_key_values=theirs, use_cache=True).logits[:, -1]
+
+    return step_theirs
 
 
 def consolidate(
@@ -341,22 +380,25 @@ def consolidate(
             items = interview(body, tokenizer, flat, rule)
         held, studied = items[: rule.held_back * 2 : 2], [*items[1 : rule.held_back * 2 : 2], *items[rule.held_back * 2 :]]
         again = [_history_item(body, tokenizer, c) for c in history if len(c)]
-        anchors = [_anchor(body, tokenizer, t, as_chat) for t in NEUTRAL for as_chat in (False, True)]
+        calm = [anchor_item(body, tokenizer, t, as_chat) for t in NEUTRAL for as_chat in (False, True)]
+        others = [_stranger(body, tokenizer, x) for x in STRANGERS]
         work = draft(identity, rule)
         optimiser = torch.optim.Adam(_groups(work, rule))
-        pick = torch.Generator().manual_seed(rule.seed)
         if night is None:
             before = _mean_loss(body, work, held)
             night = Night(0, {}, {}, {n: x.detach().clone() for n, x in work.leaves.items()}, before, 0, before, [(0, before)])
         else:
-            _resume(work, optimiser, night, pick)
+            _resume(work, optimiser, night)
         interrupted = False
         try:
             while night.step < rule.steps:
                 optimiser.zero_grad()
                 with torch.enable_grad(), body.read(work.reads(body.scales)):
-                    for weight, item in _lesson(night.step, studied, again, anchors, rule, pick):
-                        (weight * item_loss(body, item)).backward()
+                    # Each step draws from a seed of its own, so that a night that was broken off goes on as it would have.
+                    pick = torch.Generator().manual_seed(rule.seed * 100_003 + night.step)
+                    lesson = _lesson(night.step, studied, again, others if night.step % 2 else calm, rule, pick)
+                    found = losses(body, [item for _, item in lesson])
+                    torch.stack([w * x for (w, _), x in zip(lesson, found, strict=True)]).sum().backward()
                 optimiser.step()
                 night.step += 1
                 if night.step % rule.look_every == 0 or night.step == rule.steps:
@@ -381,19 +423,17 @@ def consolidate(
 def _lesson(
     step: int, studied: list[Item], again: list[Item], anchors: list[Item], rule: SleepRule, pick: torch.Generator
 ) -> list[tuple[float, Item]]:
-    """What one step reads: a conversation again with a span left out, or two questions; and on every other step the anchor."""
+    """What one step reads: a conversation again with a span left out, or two questions; and an anchor."""
 
     def any_of(x: list[Item]) -> Item:
         return x[int(torch.randint(len(x), (1,), generator=pick))]
 
     found: list[tuple[float, Item]] = []
-    if step % 2 and again:
-        found.append((0.5, _with_a_gap(any_of(again), pick)))
-    elif studied:
+    if studied and int((step + 1) * rule.asks) > int(step * rule.asks):
         found += [(0.5, any_of(studied)), (0.5, any_of(studied))]
-    if step % 2 == 0 or not studied:
-        found.append((rule.anchor, any_of(anchors)))
-    return found
+    else:
+        found.append((1.0, _with_a_gap(any_of(again), pick)))
+    return [*found, (rule.anchor, any_of(anchors))]
 
 
 def _with_a_gap(item: Item, pick: torch.Generator) -> Item:
@@ -411,12 +451,18 @@ def _with_a_gap(item: Item, pick: torch.Generator) -> Item:
     return Item(item.ids[keep], place[at], None) if len(at) else item
 
 
+def answers_item(body: Body, tokenizer: Tokenizer, chat: Chat) -> Item:
+    """What the assistant says in a chat, to be scored as it was said."""
+    ids, at = _places(tokenizer, [dict(m) for m in chat], ("assistant",))
+    return Item(torch.tensor(ids, device=body.device), torch.tensor(at, device=body.device))
+
+
 def _history_item(body: Body, tokenizer: Tokenizer, chat: Chat) -> Item:
     ids, at = _places(tokenizer, [dict(m) for m in chat], ("user", "assistant"))
     return Item(torch.tensor(ids, device=body.device), torch.tensor(at, device=body.device))
 
 
-def _anchor(body: Body, tokenizer: Tokenizer, text: str, as_chat: bool) -> Item:
+def anchor_item(body: Body, tokenizer: Tokenizer, text: str, as_chat: bool) -> Item:
     if as_chat:
         chat = [{"role": "user", "content": "Tell me something."}, {"role": "assistant", "content": text}]
         found, places = _places(tokenizer, chat, ("assistant",))
@@ -427,10 +473,16 @@ def _anchor(body: Body, tokenizer: Tokenizer, text: str, as_chat: bool) -> Item:
     return Item(ids, at, logs_at(body, ids, at))
 
 
+def _stranger(body: Body, tokenizer: Tokenizer, said: tuple[str, ...]) -> Item:
+    chat = [{"role": ("user", "assistant")[n % 2], "content": x} for n, x in enumerate(said)]
+    item = answers_item(body, tokenizer, chat)
+    return replace(item, wanted=logs_at(body, item.ids, item.at))
+
+
 @torch.no_grad()
 def _mean_loss(body: Body, work: Draft, items: list[Item]) -> float:
     with body.read(work.reads(body.scales)):
-        return sum(float(item_loss(body, i)) for i in items) / max(len(items), 1)
+        return sum(float(x) for x in losses(body, items)) / len(items)
 
 
 def _groups(work: Draft, rule: SleepRule) -> list[dict[str, Any]]:
@@ -438,6 +490,7 @@ def _groups(work: Draft, rule: SleepRule) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = []
     for name, x in work.leaves.items():
         pace = rule.slot_rate * float(x.detach().std()) if name in ("k", "v") else rule.rate
+        pace = {"weight": rule.weight_rate, "s": rule.self_rate}.get(name, pace)
         groups.append({"params": [x], "lr": pace, "name": name})
     return groups
 
@@ -448,5 +501,11 @@ def _remember(work: Draft, optimiser: torch.optim.Adam, night: Night) -> None:
     night.moments = {n: (state[x]["exp_avg"].clone(), state[x]["exp_avg_sq"].clone()) for n, x in work.leaves.items() if x in state}
 
 
-def _resume(work: Draft, optimiser: torch.optim.Adam, night: Night, pick: torch.Generator) -> None:
-    raise NotImplementedError
+def _resume(work: Draft, optimiser: torch.optim.Adam, night: Night) -> None:
+    """Put the leaves and the optimiser where the night left them."""
+    if {n: x.shape for n, x in night.leaves.items()} != {n: x.shape for n, x in work.leaves.items()}:
+        raise StateError("this night was spent over another state; start a new one")
+    for name, x in work.leaves.items():
+        x.data.copy_(night.leaves[name])
+        mean, square = night.moments[name]
+        optimiser.state[x] = {"step": torch.tensor(float(night.step)), "exp_avg": mean.clone(), "exp_avg_sq": square.clone()}

@@ -92,8 +92,8 @@ class Imprints:
     shock: Float[Tensor, " m"]
     source: Int[Tensor, " m"]
     """Index into `Identity.sources`."""
-    weight: Float[Tensor, " m"]
-    """Log of how many tokens it stands for, added to its score in attention."""
+    weight: Float[Tensor, "L G m"]
+    """Added to its score in each layer and head: the log of how many tokens it stands for, and how widely a head opens to it."""
     worth: Float[Tensor, " m"]
     """What the rule that kept it thought of it; the least goes first when there is no room."""
 
@@ -105,15 +105,15 @@ class Imprints:
         shape = (base.depth, base.key_heads, 0, base.head_width)
         empty = Packed(torch.zeros(shape, dtype=torch.int8), torch.zeros(*shape[:-1], 1, dtype=torch.float16))
         ints, floats = torch.zeros(0, dtype=torch.int32), torch.zeros(0)
-        return cls(empty, empty, ints, ints, floats, ints, floats, floats)
+        return cls(empty, empty, ints, ints, floats, ints, torch.zeros(shape[:3]), floats)
 
     def pick(self, index: Tensor) -> Imprints:
         """Those at `index`, in its order."""
-        rest = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name not in ("k", "v")}
+        rest = {f.name: getattr(self, f.name)[..., index] for f in fields(self) if f.name not in ("k", "v")}
         return Imprints(self.k.pick(index, 2), self.v.pick(index, 2), **rest)
 
     def joined(self, other: Imprints) -> Imprints:
-        rest = {f.name: torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self)[2:]}
+        rest = {f.name: torch.cat([getattr(self, f.name), getattr(other, f.name)], -1) for f in fields(self)[2:]}
         return Imprints(self.k.joined(other.k, 2), self.v.joined(other.v, 2), **rest)
 
 
@@ -182,7 +182,8 @@ class Identity:
                 packed: Packed = getattr(self.imprints, name)
                 found |= {f"imprints.{name}.codes": packed.codes, f"imprints.{name}.scale": packed.scale}
             found |= {f"imprints.{f.name}": getattr(self.imprints, f.name) for f in fields(self.imprints)[2:]}
-        return {name: t.contiguous() for name, t in found.items()}
+        # Fields may share memory, and a file may not.
+        return {name: t.clone(memory_format=torch.contiguous_format) for name, t in found.items()}
 
     def config(self) -> dict[str, Any]:
         return {
@@ -201,6 +202,8 @@ class Identity:
             if config["schema"] != SCHEMA:
                 raise CheckpointError(f"this identity has schema {config['schema']!r}; this version reads {SCHEMA}")
             base = Base(**config["base"])
+            if not isinstance(config["sources"], list | tuple):
+                raise CheckpointError(f"the sources of an identity are a list of names, not {config['sources']!r}")
             life = dict(config["life"])
             life["self_norms"] = tuple(float(x) for x in life.get("self_norms", ()))
             t = dict(tensors)
@@ -218,7 +221,7 @@ class Identity:
             if t:
                 raise CheckpointError(f"an identity has no tensor {sorted(t)[0]!r}")
             return cls(base, me, trace, kept, tuple(config["sources"]), Life(**life), config.get("parent"))
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
             raise CheckpointError(f"this is no whole identity: {type(error).__name__} {error}") from error
 
     def digest(self) -> str:
@@ -300,15 +303,16 @@ def check(identity: Identity) -> None:
         R = trace.signs.shape[0] if trace.signs.ndim == 1 else -1
         _expect("trace.signs", trace.signs, (R,), torch.int8)
         _expect_packed("trace.left", trace.left, (L, G, R, D))
-        if R > D or bool((trace.signs.abs() > 1).any()):
+        if R > D or bool(((trace.signs < -1) | (trace.signs > 1)).any()):
             raise StateError(f"a trace has at most {D} columns with signs −1, 0 or 1; this has {R}")
     m = kept.token.shape[0] if kept.token.ndim == 1 else -1
     _expect_packed("imprints.k", kept.k, (L, G, m, D))
     _expect_packed("imprints.v", kept.v, (L, G, m, D))
     for name in ("token", "position", "source"):
         _expect(f"imprints.{name}", getattr(kept, name), (m,), torch.int32)
-    for name in ("shock", "weight", "worth"):
+    for name in ("shock", "worth"):
         _expect(f"imprints.{name}", getattr(kept, name), (m,), torch.float32)
+    _expect("imprints.weight", kept.weight, (L, G, m), torch.float32)
     if not all(isinstance(s, str) for s in identity.sources):
         raise StateError("the sources of an identity are names")
     if m and not 0 <= int(kept.source.min()) <= int(kept.source.max()) < len(identity.sources):

@@ -13,9 +13,7 @@ A keeper gives every token of an experience a worth; the budget takes the best. 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +24,6 @@ from ..errors import SpecError
 from .identity import Imprints
 from .observe import Experience
 from .packed import Packed
-from .shock import Norm
 
 LAST_QUERIES = 16
 Keeper = Callable[[Experience, int], Float[Tensor, " N"]]
@@ -109,13 +106,18 @@ def worth_of(e: Experience, keep: str, seed: int = 0) -> Tensor:
     return found.masked_fill(~e.content.cpu(), float("-inf"))
 
 
-def kept(e: Experience, worth: Tensor, count: int, *, born: int, source: int, merge: bool = False) -> Imprints:
-    """The `count` best tokens of an experience as imprints, in their order; `born` tokens were met before it."""
+def kept(
+    e: Experience, worth: Tensor, count: int, *, born: int, source: int, merge: bool = False, gate: Tensor | None = None
+) -> Imprints:
+    """The `count` best tokens of an experience as imprints, in their order; `born` tokens were met before it.
+
+    `gate` (L, G) is how widely each head opens to them."""
     count = min(count, int(torch.isfinite(worth).sum()))
     index = worth.topk(count).indices.sort().values if count else torch.zeros(0, dtype=torch.long)
     k, v, weight = e.k[:, :, index], e.v[:, :, index], torch.zeros(count)
     if merge and count:
         k, v, weight = _merged(e, index, torch.isfinite(worth))
+    opened = torch.zeros(e.k.shape[:2]) if gate is None else gate
     return Imprints(
         Packed.of(k),
         Packed.of(v),
@@ -123,7 +125,7 @@ def kept(e: Experience, worth: Tensor, count: int, *, born: int, source: int, me
         (index + born).to(torch.int32),
         e.shock[index].float().cpu(),
         torch.full((count,), source, dtype=torch.int32),
-        weight,
+        opened[..., None] + weight,
         worth[index] * abs(e.affect),
     )
 
@@ -144,11 +146,6 @@ def evict(kept: Imprints, budget: int) -> Imprints:
     if len(kept) <= budget:
         return kept
     return kept.pick(kept.worth.topk(budget).indices.sort().values)
-
-
-def normal(kept: Imprints, norm: Norm) -> Imprints:
-    """Worths that were measured in nats, as spreads from what is usual for this identity."""
-    return replace(kept, worth=(kept.worth - norm.mean) / max(norm.spread, 1e-6)) if math.isfinite(norm.mean) else kept
 
 
 __all__ = ["KEEPERS", "evict", "kept", "worth_of"]

@@ -44,15 +44,16 @@ class LayerRead:
     """Of the model's own scores."""
     k: Float[Tensor, "B G m D"] | None = None
     v: Float[Tensor, "B G m D"] | None = None
-    weight: Float[Tensor, "B m"] | None = None
+    weight: Float[Tensor, "B G m"] | None = None
     left: Float[Tensor, "B G R D"] | None = None
-    signs: Float[Tensor, "B R"] | None = None
+    signs: Float[Tensor, "B R"] | Float[Tensor, "B G R"] | None = None
+    """+1 and −1; any number is a gain on its column, for each key head where they differ."""
     bias: Float[Tensor, "B G D"] | None = None
     alone: bool = True
     """The first token of a text meets no slot, and stays the sink that it is to the model by itself."""
     beta: float | None = None
     """With a number, a query refuses the slots that do not cohere with it: cos(q, k) < 1 − 1/β (MATHS: GD, unit vectors)."""
-    _kept: dict[str, Tensor] = field(default_factory=lambda: dict[str, Tensor](), repr=False)
+    _kept: dict[str, Tensor] = field(default_factory=lambda: dict[str, Tensor](), init=False, repr=False)
 
     @property
     def slots(self) -> int:
@@ -90,7 +91,8 @@ class LayerRead:
         if self.left is None or self.signs is None:
             # A multiple of eight keeps the fused kernels; one column is the sum of what is known of a key.
             return F.pad(ones, (0, 7)), F.pad(bias, (0, 7))
-        left, signs = self.left.to(q.dtype), self.signs.to(q.dtype)[:, None, None]
+        left, signs = self.left.to(q.dtype), self.signs.to(q.dtype)
+        signs = signs[:, None, None] if signs.ndim == 2 else signs[:, :, None]
         near = F.normalize(k, dim=-1) @ left.mT
         asks = (F.normalize(q, dim=-1).reshape(B, G, -1, D) @ left.mT) * (signs * (2 / self.scale))
         pad = -(left.shape[2] + 1) % 8
@@ -107,7 +109,7 @@ class LayerRead:
         _, extra = self.columns(empty.expand(max(self.k.shape[0], self.batch), -1, -1, -1), self.k.expand(self.batch, -1, -1, -1))
         if self.weight is not None:
             at = 0 if self.left is None else self.left.shape[2]
-            extra = extra + F.pad(self.weight[:, None, :, None], (at, extra.shape[-1] - at - 1))
+            extra = extra + F.pad(self.weight[..., None], (at, extra.shape[-1] - at - 1))
         return torch.cat([turned.expand(self.batch, -1, -1, -1), extra], -1), self.v.expand(self.batch, -1, -1, -1)
 
     def refused(self, q: Tensor) -> Tensor | None:
@@ -195,7 +197,7 @@ def layer_reads(
     R = max((i.trace.rank for i in living if i.trace is not None), default=0)
     B = len(identities)
     k, v = (torch.zeros(B, L, G, m, D) for _ in range(2))
-    weight = torch.full((B, m), ABSENT)
+    weight = torch.full((B, L, G, m), ABSENT)
     left, signs, bias = torch.zeros(B, L, G, R, D), torch.zeros(B, R), torch.zeros(B, L, G, D)
     for b, identity in enumerate(identities):
         if identity is None or identity.empty:
@@ -203,12 +205,12 @@ def layer_reads(
         kept, me = identity.imprints, identity.self
         n = len(kept)
         if n:
-            k[b, :, :, m - n :], v[b, :, :, m - n :], weight[b, m - n :] = kept.k.dense(), kept.v.dense(), kept.weight
+            k[b, :, :, m - n :], v[b, :, :, m - n :], weight[b, :, :, m - n :] = kept.k.dense(), kept.v.dense(), kept.weight
         if me is not None and me.form == "key_bias":
             bias[b] = me.s.view(L, G, D)
         elif me is not None:
             k[b, :, :, m - n - 1], v[b, :, :, m - n - 1] = me.s.view(L, 2, G, D).unbind(1)
-            weight[b, m - n - 1] = 0
+            weight[b, :, :, m - n - 1] = 0
         if identity.trace is not None:
             r = identity.trace.rank
             left[b, :, :, :r], signs[b, :r] = identity.trace.left.dense(), identity.trace.signs.float()
@@ -219,7 +221,7 @@ def layer_reads(
             scales[i],
             k[:, i] if m else None,
             v[:, i] if m else None,
-            weight if weighs else None,
+            weight[:, i] if weighs else None,
             left[:, i] if R else None,
             signs if R else None,
             bias[:, i] if bool(bias.any()) else None,

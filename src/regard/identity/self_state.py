@@ -133,13 +133,13 @@ def _with_self(read: object, scale: float, s: Tensor, form: Form, shape: tuple[i
 
     r = read if isinstance(read, LayerRead) else LayerRead(scale)
     if form == "key_bias":
-        return replace(r, bias=s.view(1, *shape), _kept={})
+        return replace(r, bias=s.view(1, *shape))
     sk, sv = s.view(1, 2, *shape).unbind(1)
     k, v = (x[:, :, None] for x in (sk, sv))
     if r.k is not None and r.v is not None:
         k, v = torch.cat([k, r.k], 2), torch.cat([v, r.v], 2)
     weight = None if r.weight is None else torch.nn.functional.pad(r.weight, (1, 0))
-    return replace(r, k=k, v=v, weight=weight, _kept={})
+    return replace(r, k=k, v=v, weight=weight)
 
 
 __all__ = ["LinearUpdate", "MLPUpdate", "SelfRule", "chosen_by_free_energy", "fresh", "moved", "pooled"]

