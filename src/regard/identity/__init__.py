@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,7 +46,14 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> object:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'regard.identity' has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+class _Package(ModuleType):
+    """Names are found when they are asked for, and a function comes before the module that it lives in."""
+
+    def __getattribute__(self, name: str) -> object:
+        where = ModuleType.__getattribute__(self, "__dict__").get("_WHERE", {}).get(name)
+        if where is None:
+            return ModuleType.__getattribute__(self, name)
+        return getattr(importlib.import_module(f"{__name__}.{where}"), name)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -92,14 +92,14 @@ def observe(
 
 
 def tokenised(text: str | Chat | Sequence[int], tokenizer: Tokenizer | None) -> tuple[list[int], list[bool]]:
-    """Token ids, and which of them are what was said rather than markup."""
+    """Token ids, and which of them are what was said rather than markup; the first is the model's sink, and never said."""
     if not isinstance(text, str) and len(text) and isinstance(text[0], int):
-        return [int(i) for i in text], [True] * len(text)  # pyright: ignore
+        return [int(i) for i in text], [False] + [True] * (len(text) - 1)  # pyright: ignore
     if tokenizer is None:
         raise StateError("a text needs the model's tokenizer: observe(model, text, tokenizer); token ids do without")
     if isinstance(text, str):
         ids = tokenizer.encode(text)
-        return ids, [True] * len(ids)
+        return ids, [False] * min(1, len(ids)) + [True] * (len(ids) - 1)
     return chat_tokens([dict(m) for m in text], tokenizer)  # pyright: ignore
 
 
