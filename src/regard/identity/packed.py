@@ -15,7 +15,9 @@ from ..errors import NumericsError
 
 LIMIT = 127
 SMALLEST = 2.0**-24
-"""float16's smallest step: a vector below it is zero."""
+"""float16's smallest step: a vector below half of it is zero."""
+NORMAL, LARGEST = 2.0**-14, 65504.0
+"""float16 has 11 bits between these, and fewer below."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +32,9 @@ class Packed:
         if not bool(torch.isfinite(x).all()):
             raise NumericsError(f"{int((~torch.isfinite(x)).sum())} of {x.numel()} numbers to be written are not finite")
         top = x.abs().amax(-1, keepdim=True) if x.numel() else x.new_zeros(*x.shape[:-1], 1)
-        # Rounded up in float16, so that the largest number of a vector is never cut.
-        scale = (top / LIMIT * (1 + 2.0**-10)).clamp(max=65504.0).to(torch.float16)
+        if x.numel() and float(top.max()) > LIMIT * LARGEST:
+            raise NumericsError(f"a number of size {float(top.max()):.3g} is to be written; {LIMIT * LARGEST:.3g} is the largest")
+        scale = _above(top / LIMIT)
         codes = (x / scale.float().clamp_min(SMALLEST)).round().clamp(-LIMIT, LIMIT).to(torch.int8)
         return cls(codes, scale)
 
@@ -54,6 +57,17 @@ class Packed:
     @property
     def nbytes(self) -> int:
         return self.codes.numel() + 2 * self.scale.numel()
+
+
+def _above(x: Tensor) -> Tensor:
+    """The next number of float16 that is not below x, so that the largest number of a vector is never cut.
+
+    Where float16 has few bits left, the next power of two: only then does packing what was packed change nothing.
+    """
+    mantissa, exponent = torch.frexp(x)
+    bits = torch.where(x < NORMAL, (mantissa * 2).ceil() / 2, (mantissa * 2.0**11).ceil() / 2.0**11)
+    # Half of the smallest step or less comes to nothing but zeros, and zeros have no scale.
+    return torch.where(x * LIMIT > SMALLEST / 2, torch.ldexp(bits, exponent).clamp_min(SMALLEST), 0.0).to(torch.float16)
 
 
 __all__ = ["Packed"]
