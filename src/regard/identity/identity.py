@@ -17,13 +17,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import CheckpointError, StateError
+from ..errors import CheckpointError, RegardError, StateError
 from .packed import Packed
 
 SCHEMA = 1
@@ -47,9 +47,10 @@ class Base:
 
     def refuse(self, other: Base) -> None:
         """Raise if `other` is another model."""
-        if self.fingerprint == other.fingerprint:
-            return
         mine, theirs = ((b.depth, b.key_heads, b.head_width) for b in (self, other))
+        # A file may say what it likes of its shape: the fingerprint alone would let any of it in.
+        if self.fingerprint == other.fingerprint and mine == theirs:
+            return
         why = f"its layers, key heads and head width are {theirs}, not {mine}" if mine != theirs else "its weights differ"
         raise StateError(
             f"this identity was written on {self.name or self.family} ({self.fingerprint[:12]}), and the model here is "
@@ -144,6 +145,7 @@ class Identity:
     """The commit that it was made from, where a store keeps it."""
 
     def __post_init__(self) -> None:
+        check_base(self.base)
         if self.imprints is None:
             object.__setattr__(self, "imprints", Imprints.none(self.base))
         check(self)
@@ -213,15 +215,19 @@ class Identity:
 
             me = SelfState(t.pop("self.s"), config["form"]) if "self.s" in t else None
             trace = TraceState(packed("trace.left"), t.pop("trace.signs")) if "trace.left.codes" in t else None
-            kept = Imprints.none(base)
+            kept = None
             if "imprints.k.codes" in t:
                 kept = Imprints(
-                    packed("imprints.k"), packed("imprints.v"), **{f.name: t.pop(f"imprints.{f.name}") for f in fields(kept)[2:]}
+                    packed("imprints.k"),
+                    packed("imprints.v"),
+                    **{f.name: t.pop(f"imprints.{f.name}") for f in fields(Imprints)[2:]},
                 )
             if t:
                 raise CheckpointError(f"an identity has no tensor {sorted(t)[0]!r}")
-            return cls(base, me, trace, kept, tuple(config["sources"]), Life(**life), config.get("parent"))
-        except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+            return cls(base, me, trace, cast(Imprints, kept), tuple(config["sources"]), Life(**life), config.get("parent"))
+        except RegardError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
             raise CheckpointError(f"this is no whole identity: {type(error).__name__} {error}") from error
 
     def digest(self) -> str:
@@ -248,11 +254,16 @@ class Identity:
     def load(cls, folder: str | Path) -> Identity:
         folder = Path(folder)
         try:
-            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            config = json.loads(read_bytes(folder / CONFIG))
             data = read_bytes(folder / TENSORS)
         except FileNotFoundError as error:
             raise CheckpointError(f"{folder} is no identity: it has no {Path(str(error.filename)).name}") from error
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except OSError as error:
+            raise CheckpointError(f"{folder} cannot be read: {error.strerror or error}") from error
+        except RegardError:
+            raise
+        except (ValueError, RecursionError) as error:
+            # A number of thousands of digits is a ValueError of its own.
             raise CheckpointError(f"{folder / CONFIG} is not readable as JSON: {error}") from error
         if not isinstance(config, dict):
             raise CheckpointError(f"{folder / CONFIG} holds a {type(config).__name__}, not the settings of an identity")
@@ -287,13 +298,20 @@ def unpack(data: bytes) -> dict[str, Tensor]:
         raise CheckpointError(f"the tensors are not readable as safetensors: {error}") from error
 
 
+def check_base(b: Base) -> tuple[int, int, int]:
+    """Layers, key heads and head width of a base, where they can be those of a model."""
+    counts = (b.depth, b.key_heads, b.head_width)
+    if not all(_is_count(n) and 0 < n <= 1 << 16 for n in counts):
+        raise StateError(f"a base with layers, key heads and head width {counts} is no model")
+    if not all(_is_text(x) for x in (b.fingerprint, b.family, b.name, b.licence)):
+        raise StateError("the fingerprint, family, name and licence of a base are texts")
+    return counts
+
+
 def check(identity: Identity) -> None:
     """Shapes, types and finiteness of everything; a state that is wrong is refused where it enters."""
-    b, me, trace, kept = identity.base, identity.self, identity.trace, identity.imprints
-    counts = (b.depth, b.key_heads, b.head_width)
-    if not all(isinstance(n, int) and 0 < n <= 1 << 16 for n in counts) or not isinstance(b.fingerprint, str):
-        raise StateError(f"a base with layers, key heads and head width {counts} is no model")
-    L, G, D = counts
+    me, trace, kept = identity.self, identity.trace, identity.imprints
+    L, G, D = check_base(identity.base)
     if me is not None:
         if me.form not in ("key_bias", "self_token"):
             raise StateError(f"the self has form={me.form!r}; it is 'key_bias' or 'self_token'")
@@ -313,13 +331,27 @@ def check(identity: Identity) -> None:
     for name in ("shock", "worth"):
         _expect(f"imprints.{name}", getattr(kept, name), (m,), torch.float32)
     _expect("imprints.weight", kept.weight, (L, G, m), torch.float32)
-    if not all(isinstance(s, str) for s in identity.sources):
+    if not all(_is_text(s) for s in identity.sources):
         raise StateError("the sources of an identity are names")
+    if identity.parent is not None and not _is_text(identity.parent):
+        raise StateError(f"the parent of an identity is the name of a commit, not {identity.parent!r}")
     if m and not 0 <= int(kept.source.min()) <= int(kept.source.max()) < len(identity.sources):
         raise StateError(f"imprints count sources up to {int(kept.source.max())}, and {len(identity.sources)} are named")
     life = (identity.life.shock_mean, identity.life.shock_spread, *identity.life.self_norms)
     if not all(isinstance(x, int | float) and math.isfinite(x) for x in life):
         raise StateError("the counters of this identity are not finite numbers")
+    counts = (identity.life.experiences, identity.life.tokens, identity.life.sleeps)
+    if not all(_is_count(n) for n in counts):
+        raise StateError(f"experiences, tokens and sleeps {counts} are not counted in whole numbers")
+
+
+def _is_count(n: object) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 53
+
+
+def _is_text(x: object) -> bool:
+    """True for a text that can be written to a file: JSON can spell halves of characters that UTF-8 cannot."""
+    return isinstance(x, str) and x == x.encode("utf-8", "ignore").decode("utf-8")
 
 
 def _expect(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
