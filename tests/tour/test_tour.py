@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.tour import demo, speed
+from regard.tour import demo, speed, two
 from regard.tour import map as two_axis
 from regard.tour.__main__ import main
 from regard.tour.extras import need
@@ -25,12 +25,14 @@ def test_demo_writes_a_page_that_needs_nothing_from_elsewhere(
     clock, chart = speed.measure, two_axis.measure
     monkeypatch.setattr(speed, "measure", lambda tick: clock(tick, length=32, rounds=1))
     monkeypatch.setattr(two_axis, "measure", lambda tick: chart(tick, seeds=(0,)))
+    monkeypatch.setattr(two, "measure", lambda screen: None)
     assert main(["demo", str(tmp_path)]) == 0
-    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    text = (tmp_path / "operator.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|<script|@import|url\(", text)
     pictures = set(re.findall(r'(?:src|srcset)="([^"]+)"', text))
     assert len(pictures) == 6
-    assert all((tmp_path / p).exists() for p in pictures)
+    assert all(p.startswith("data:image/png;base64,") for p in pictures)
+    assert "The same pretrained model under another attention" in text
     assert all(re.findall(r'<img [^>]*alt="([^"]+)"', text))
     said = capsys.readouterr().out
     assert "euclidean | gd" in said

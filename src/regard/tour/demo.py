@@ -1,8 +1,10 @@
-"""The tour itself: look at eight mechanisms, at energies, at the map and at the clock; write a page, print a table."""
+"""The demo: two people and one model on the first page; the attention operator, measured, on the second; tables on the screen."""
 
 from __future__ import annotations
 
 import platform
+import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,14 +14,15 @@ from .. import __version__
 from ..attention.allow import Causal
 from ..attention.operator import explain
 from . import map as two_axis
-from . import speak, speed
+from . import speak, speed, two, two_page
 from .figures import draw_eight, draw_landscape, draw_map
 from .map import Place, one_thread
-from .page import Code, Picture, Section, Table, render
+from .page import Code, Link, Picture, Section, Table, render
 from .scene import EIGHT, Scene, look, scene
 from .screen import Screen
 from .speed import Timing
 from .style import DARK, LIGHT, Draw, save
+from .two_figures import draw_controls, draw_selves, draw_spectra
 
 LEAD = (
     "regard is one attention operator over two axes: a geometry says how near a query and a key are, a selection turns a row "
@@ -28,28 +31,81 @@ LEAD = (
 )
 
 
+IDENTITIES, OPERATOR = "index.html", "operator.html"
+Drawing = tuple[str, Draw, tuple[float, float]]
+
+
 def build(folder: Path, screen: Screen) -> Path:
+    """Both pages, and the path of the one to open first."""
     folder.mkdir(parents=True, exist_ok=True)
+    first = build_identities(folder, screen)
+    second = build_operator(folder, screen)
+    return first or second
+
+
+def build_identities(folder: Path, screen: Screen) -> Path | None:
+    """The page of two people; None where the model cannot be had."""
+    start = time.perf_counter()
+    found = two.measure(screen)
+    if found is None:
+        # A page of an earlier run would pass for one of this run.
+        (folder / IDENTITIES).unlink(missing_ok=True)
+        return None
+    for asked in found.asked:
+        screen.say(f"\n“{asked.prompt}”\n" + "\n".join(f"  {x.who}: {x.text}" for x in asked.answers))
+    head = two_page.control_head(found)
+    screen.table("Surprise at the next conversation, nats per token", head, two_page.control_rows(found))
+    screen.say(two_page.verdict(found))
+    page = folder / IDENTITIES
+    with tempfile.TemporaryDirectory() as pictures:
+        draw_all(
+            Path(pictures),
+            screen,
+            [
+                ("controls", lambda f, t: draw_controls(f, t, found), (11, 3.8)),
+                ("selves", lambda f, t: draw_selves(f, t, found), (11, 3.8)),
+                ("spectra", lambda f, t: draw_spectra(f, t, found), (11, 4)),
+            ],
+        )
+        foot = f"{_foot()} SmolLM2-135M-Instruct. These measurements took {time.perf_counter() - start:.0f} s."
+        links = [
+            Link("The evidence: docs/identity.md", "../docs/identity.md"),
+            Link("The attention operator behind it, measured", OPERATOR),
+        ]
+        text = render(two_page.TITLE, two_page.lead(found), two_page.sections(found), foot, Path(pictures), links)
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+def draw_all(pictures: Path, screen: Screen, drawings: Sequence[Drawing]) -> None:
+    with screen.steps("figures", 2 * len(drawings)) as tick, one_thread():
+        for name, draw, size in drawings:
+            for theme in (LIGHT, DARK):
+                save(pictures / f"{name}-{theme.name}.png", draw, size, theme, dpi=150)
+                tick()
+
+
+def build_operator(folder: Path, screen: Screen) -> Path:
     s = scene()
     crowded = speed.busy()
     with screen.steps("speed beside torch", len(speed.SPECS)) as tick:
         timings = speed.measure(tick)
     with screen.steps("two-axis map", two_axis.STEPS) as tick:
         places, trails = two_axis.measure(tick)
-    with screen.steps("figures", 6) as tick, one_thread():
-        drawings: list[tuple[str, Draw, tuple[float, float]]] = [
-            ("eight", lambda f, t: draw_eight(f, t, s), (10, 5.6)),
-            ("landscape", draw_landscape, (10, 4.2)),
-            ("map", lambda f, t: draw_map(f, t, places, trails), (8.4, 5)),
-        ]
-        for name, draw, size in drawings:
-            for theme in (LIGHT, DARK):
-                save(folder / f"{name}-{theme.name}.png", draw, size, theme, dpi=150)
-                tick()
     said = speak.speak(screen)
     rows = what_they_do(s)
-    page = folder / "index.html"
-    page.write_text(_page(rows, timings, places, crowded, said), encoding="utf-8")
+    page = folder / OPERATOR
+    with tempfile.TemporaryDirectory() as pictures:
+        draw_all(
+            Path(pictures),
+            screen,
+            [
+                ("eight", lambda f, t: draw_eight(f, t, s), (10, 5.6)),
+                ("landscape", draw_landscape, (10, 4.2)),
+                ("map", lambda f, t: draw_map(f, t, places, trails), (8.4, 5)),
+            ],
+        )
+        page.write_text(_page(rows, timings, places, crowded, said, Path(pictures)), encoding="utf-8")
     screen.table("The same q and k under eight mechanisms", WHAT, rows)
     screen.table(f"Forward, causal, beside torch's SDPA ({_machine()})", CLOCK, clock(timings))
     if crowded:
@@ -89,8 +145,9 @@ def _example() -> str:
 
 
 def _page(
-    rows: list[tuple[str, ...]], timings: Sequence[Timing], places: Sequence[Place], crowded: bool, said: Sequence[speak.Said]
-) -> str:
+    rows: list[tuple[str, ...]], timings: Sequence[Timing], places: Sequence[Place], crowded: bool, said: Sequence[speak.Said],
+    pictures: Path,
+) -> str:  # fmt: skip
     standing = [
         (p.spec, f"{p.effective:.2f} ± {p.effective_sd:.2f}", f"{p.refusal:.3f} ± {p.refusal_sd:.3f}", f"{p.kept:.2f}")
         for p in places
@@ -148,6 +205,7 @@ def _page(
                 ),
             ],
         ),
+        speak.section(said),
         Section(
             "Speed, measured just now",
             f"Forward, causal, {_machine()}. Ours and torch's scaled_dot_product_attention take turns; ratios are medians over "
@@ -158,5 +216,9 @@ def _page(
             "Why it is fast, in its own words", "The plan says which backend runs and for which reason.", [Code(_example())]
         ),
     ]
-    foot = f"regard {__version__}, torch {torch.__version__}, {platform.machine()}. Only the CPU was used."
-    return render("regard: one attention operator, measured", LEAD, sections, foot)
+    links = [Link("Two people, one model", IDENTITIES)]
+    return render("regard: one attention operator, measured", LEAD, sections, _foot(), pictures, links)
+
+
+def _foot() -> str:
+    return f"regard {__version__}, torch {torch.__version__}, {platform.machine()}. Only the CPU was used."

@@ -78,9 +78,10 @@ def picture(ax: Any, x: Tensor, *, cmap: str = WEIGHTS, low: float | None = 0.0,
     return ax.imshow(x.detach().numpy(), cmap=cmap, vmin=low, vmax=high, interpolation="nearest", **more)
 
 
-def bar(figure: Any, image: Any, axes: Any, label: str, theme: Theme) -> None:
+def bar(figure: Any, image: Any, axes: Any, label: str, theme: Theme) -> Any:
     """A slim colour bar beside some axes."""
     colours = figure.colorbar(image, ax=axes, shrink=0.8, aspect=30, pad=0.02)
     colours.set_label(label, fontsize=8)
     colours.ax.tick_params(labelsize=7, color=theme.soft)
     colours.outline.set_visible(False)
+    return colours

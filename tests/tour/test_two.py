@@ -1,0 +1,162 @@
+"""Two people in the demo: the page says what the numbers say, whichever way they came out, and needs no model to be drawn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.identity.why import kl
+from regard.tour import demo, two, two_page
+from regard.tour.page import Picture, Section, render
+from regard.tour.pair import MARA, PROMPTS, TOM
+from regard.tour.screen import Screen
+from regard.tour.style import DARK, LIGHT, Draw, save
+from regard.tour.two import CONTROLS, Answer, Asked, Portrait, Two, Word
+from regard.tour.two_figures import draw_controls, draw_selves, draw_spectra
+
+LOSSES = {"nobody": 3.5, "fast": 2.7, "own": 2.5, "other": 3.4, "shuffled": 3.6, "random": 5.0, "context": 1.5}
+
+
+def portrait(name: str, **losses: float) -> Portrait:
+    return Portrait(
+        name,
+        ("My cat is <Mochi>.", "I play.", "I eat."),
+        (Word(" Mo", 6.0, 0), Word("chi", 1.0, 0), Word(" violin", 3.0, 1)),
+        tuple((0.1 * n, 0.2 * n, 0.3 * n) for n in range(5)),
+        ((0.4, 0.1, -0.2), (0.3, 0.0, -0.1), (0.2, 0.0, -0.6)),
+        LOSSES | losses,
+        ((0, 1.2), (4, 1.0)),
+        300_000,
+    )
+
+
+def fake(**losses: float) -> Two:
+    answers = (
+        Answer("nobody", ("I", " do", " not", " know")),
+        Answer("Mara", (" Your", " cat", " is", " Mo", "chi", "<b>"), (0.1, 0.2, 0.1, 9.0, 0.5, 0.1), 1.2),
+        Answer("Tom", (" A", " dog"), (0.5, 2.0), 0.8),
+        Answer("Mara, history in context", (" Mochi",)),
+        Answer("Tom, history in context", (" Biscuit",)),
+    )
+    path = ((0.0, 0.0), (1.0, 0.5), (1.5, 0.2), (1.6, 0.1), (2.0, 0.4))
+    return Two(
+        (portrait("Mara", **losses), portrait("Tom")),
+        (Asked("What is my pet called?", answers),),
+        (path, tuple((y, x) for x, y in path)),
+        0.8,
+        0.1,
+    )
+
+
+def test_the_page_shows_both_answers_and_escapes_what_a_model_says() -> None:
+    shown = [Section(s.title, s.text, [p for p in s.parts if not isinstance(p, Picture)]) for s in two_page.sections(fake())]
+    text = render(two_page.TITLE, two_page.lead(fake()), shown, "foot")
+    assert "What is my pet called?" in text
+    assert "Living as Mara" in text
+    assert "Living as Tom" in text
+    assert "&lt;b&gt;" in text
+    assert "&lt;Mochi&gt;" in text
+    assert "<b>Mara" in text
+    assert "<Mochi>" not in text
+    assert "docs/identity.md" in text
+
+
+def test_tokens_of_one_word_stay_together_and_a_bar_is_never_more_than_full() -> None:
+    text = next(p.html for p in two_page.sections(fake())[0].parts if hasattr(p, "html"))  # pyright: ignore
+    words = re.findall(r'<span class="word">(.*?)</span></span>', text)
+    assert any("Mo<" in w and "chi<" in w for w in words)
+    heights = [float(x) for x in re.findall(r"--h:([\d.]+)", text)]
+    assert len(heights) == 8
+    assert max(heights) == 1.0
+
+
+def test_the_verdict_says_so_when_an_identity_is_somebodys() -> None:
+    said = two_page.verdict(fake())
+    assert "Mara's own identity does best: 0.90 nats per token below the next" in said
+    assert "50% of what the whole history in context gives" in said
+    assert "failed" not in said
+
+
+@pytest.mark.parametrize("rival", ["nobody", "other", "shuffled", "random"])
+def test_the_verdict_says_so_when_a_control_does_better(rival: str) -> None:
+    said = two_page.verdict(fake(**{rival: 2.0}))
+    assert f"For Mara the control failed: “{CONTROLS[rival]}” is 0.50 nats per token better" in said
+    assert "Tom's own identity does best" in said
+
+
+def test_every_control_has_a_row_and_stands_in_the_text_beside_the_picture() -> None:
+    rows = two_page.control_rows(fake())
+    assert [r[0] for r in rows] == list(CONTROLS.values())
+    assert all(len(r) == len(two_page.control_head(fake())) for r in rows)
+    assert all(f"{x:.2f}" in two_page.controls_alt(fake()) for x in LOSSES.values())
+
+
+@pytest.mark.parametrize("draw", [draw_controls, draw_selves, draw_spectra], ids=lambda d: d.__name__)
+def test_a_figure_is_drawn_in_both_themes_and_they_differ(draw: object, tmp_path: Path) -> None:
+    def on(figure: object, theme: object) -> None:
+        draw(figure, theme, fake())  # pyright: ignore
+
+    drawn: Draw = on
+    light, dark = (save(tmp_path / f"{t.name}.png", drawn, (8, 3), t, dpi=40).read_bytes() for t in (LIGHT, DARK))
+    assert light != dark
+    assert len(light) > 1000
+
+
+def test_the_demo_writes_one_file_that_holds_its_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(two, "measure", lambda screen: fake())
+    page = demo.build_identities(tmp_path, Screen())
+    assert page is not None
+    assert [p.name for p in tmp_path.iterdir()] == ["index.html"]
+    text = page.read_text(encoding="utf-8")
+    assert text.count("data:image/png;base64,") == 6
+    assert not re.search(r"https?://|<script|@import|url\(", text)
+    assert all(re.findall(r'<img [^>]*alt="([^"]*)"', text))
+    assert "Mara's own identity does best" in capsys.readouterr().out
+
+
+def test_without_the_model_a_page_of_an_earlier_run_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "index.html").write_text("old", encoding="utf-8")
+    monkeypatch.setattr(two, "measure", lambda screen: None)
+    assert demo.build_identities(tmp_path, Screen()) is None
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_kl_at_each_token_has_the_mean_that_why_gives() -> None:
+    p, q = torch.randn(2, 5, 11).log_softmax(-1)
+    each = two.kl_each(p, q)
+    assert each.shape == (5,)
+    assert (each > 0).all()
+    assert float(each.mean()) == pytest.approx(kl(p, q))
+    assert two.kl_each(p, p).max() == 0
+
+
+def test_ways_in_a_plane_keep_their_lengths_and_begin_in_the_middle() -> None:
+    basis = torch.linalg.qr(torch.randn(7, 2)).Q
+    flat = torch.randn(2, 4, 2)
+    paths, shown = two.plane([x @ basis.mT + 3 for x in flat])
+    assert shown == pytest.approx(1)
+    for path, x in zip(paths, flat, strict=True):
+        assert path[0] == (0, 0)
+        seen = torch.tensor(path)
+        torch.testing.assert_close(torch.cdist(seen, seen), torch.cdist(x, x), atol=1e-4, rtol=1e-4)
+    assert two.plane([torch.zeros(3, 5), torch.zeros(3, 5)])[1] == 1
+
+
+def test_mara_and_tom_ask_the_same_and_never_name_what_they_ask_for() -> None:
+    def by(chat: object, role: str) -> list[str]:
+        return [m["content"] for m in chat if m["role"] == role]  # pyright: ignore
+
+    assert by(MARA.next, "user") == by(TOM.next, "user")
+    for who, values in ((MARA, "Mara Lisbon Mochi baker violin lentil"), (TOM, "Tom Oslo Biscuit nurse chess trout")):
+        told = " ".join(m["content"] for chat in who.history for m in chat)
+        asked = " ".join([*by(who.next, "user"), *PROMPTS])
+        answered = " ".join(by(who.next, "assistant"))
+        for value in values.split():
+            assert value in told
+            assert value in answered
+            assert value not in asked
