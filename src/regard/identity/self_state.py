@@ -79,16 +79,17 @@ def pooled(e: Experience, form: Form, weights: Tensor | None = None, mean_k: Ten
 
 
 def moved(old: SelfState | None, z: Tensor, rule: SelfRule, update: Update | None = None, affect: float = 1.0) -> SelfState:
-    """s + η·|affect| g(z, s); a negative affect turns the bias around, so that s leads away from what hurt."""
+    """s + η·|affect| g(±z, s); a negative affect turns z around, so that a bias leads away from what hurt."""
     s = torch.zeros_like(z) if old is None else old.s
     if s.shape != z.shape:
         raise ShapeError(f"s is {tuple(s.shape)} and z is {tuple(z.shape)}: this self has another form than {rule.form}")
     first = old is None or not bool(s.any())
-    g = (update or LinearUpdate(decay=rule.decay))(z, s)
+    # It is z that is turned, not g: s would run away from itself, further with every repetition.
+    sign = -1.0 if affect < 0 and rule.form == "key_bias" else 1.0
+    g = (update or LinearUpdate(decay=rule.decay))(sign * z, s)
     # The first experience is all there is: a running mean starts at it, not halfway from nothing.
     rate = abs(affect) if first and rule.decay == 1 else rule.rate * abs(affect)
-    sign = -1.0 if affect < 0 and rule.form == "key_bias" else 1.0
-    return SelfState((s + rate * sign * g).detach().float(), rule.form)
+    return SelfState((s + rate * g).detach().float(), rule.form)
 
 
 def fresh(base: Base, form: Form) -> SelfState:
@@ -116,8 +117,8 @@ def chosen_by_free_energy(
     rest = replace(identity, self=None)
     L, G, D = identity.base.depth, identity.base.key_heads, identity.base.head_width
     for _ in range(steps):
-        reads = [r for r in layer_reads([rest], body.scales, device=body.device)]
-        reads = [_with_self(r, body.scales[i], s[i], start.form, (G, D)) for i, r in enumerate(reads)]
+        others = layer_reads([rest], body.scales, device=body.device)
+        reads = [_with_self(r, body.scales[i], s[i], start.form, (G, D)) for i, r in enumerate(others)]
         with torch.enable_grad(), body.read(reads):
             logits = body.logits(ids)[0]
             surprise = torch.nn.functional.cross_entropy(logits[:-1].float(), ids[0, 1:])

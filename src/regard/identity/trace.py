@@ -2,7 +2,8 @@
 
     published   T' = λT + α tanh|shock| k⊗q                              as it was printed; only its symmetric part is ever seen
     centred     the same on q̃ = unit(q − q̄), k̃ = unit(k − k̄)             q̄, k̄ the base model's own means
-    delta       T' = λT + β Σ (1 − k̃ᵀT q̃) sym(k̃⊗q̃)                       writes what is missing, so that repetition does not grow it
+    delta       T' = λT + β Σ (±1 − k̃ᵀT q̃) sym(k̃⊗q̃)                      writes what is missing, so that repetition does not grow it;
+                                                                         the sign is that of affect
 
 Plain k⊗q is nobody's: raw keys all point the same way, so two people's traces have cosine 0.98. Centring takes out what all share.
 sym(k⊗q) is never a metric (eigenvalues (k·q ± |k||q|)/2), so T is kept as L diag(±1) Lᵀ: its strongest directions of each sign,
@@ -64,7 +65,8 @@ def written(
     G = e.k.shape[1]
     # One query per key head: the mean of the group that shares it.
     q, k = e.q.unflatten(1, (G, -1)).mean(2)[:, :, said].cpu(), e.k[:, :, said].cpu()
-    depth = e.shock[said].abs().tanh().cpu() * e.affect * rule.rate
+    aim = -1.0 if e.affect < 0 else 1.0
+    depth = e.shock[said].abs().tanh().cpu() * abs(e.affect) * rule.rate
     if rule.write != "published":
         if means is not None:
             q, k = q - means[0][:, :, None], k - means[1][:, :, None]
@@ -72,12 +74,12 @@ def written(
     if gain is None:
         gain = torch.ones(e.k.shape[0], G)
     if rule.write != "delta":
-        new = torch.einsum("lgnd,lgne,n->lgde", k, q, depth)
+        new = torch.einsum("lgnd,lgne,n->lgde", k, q, aim * depth)
         return rule.decay * old + gain[..., None, None] * _symmetric(new)
     T = rule.decay * old
     for t in e.shock[said].cpu().topk(min(STRONGEST, len(said))).indices.sort().values.tolist():
         kt, qt = k[:, :, t], q[:, :, t]
-        missing = 1 - torch.einsum("lgd,lgde,lge->lg", kt, T, qt)
+        missing = aim - torch.einsum("lgd,lgde,lge->lg", kt, T, qt)
         pair = _symmetric(kt[..., :, None] * qt[..., None, :])
         T = T + (depth[t] * gain * missing)[..., None, None] * pair
     return T
