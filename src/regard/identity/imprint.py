@@ -122,12 +122,18 @@ def kept(
         Packed.of(k),
         Packed.of(v),
         e.tokens[index].to(torch.int32).cpu(),
-        (index + born).to(torch.int32),
+        (_before(e)[index] + born).to(torch.int32),
         e.shock[index].float().cpu(),
         torch.full((count,), source, dtype=torch.int32),
         opened[..., None] + weight,
         worth[index] * abs(e.affect),
     )
+
+
+def _before(e: Experience) -> Tensor:
+    """How many tokens were said before each; markup does not count, as it does not in a life."""
+    said = e.content.cpu().long()
+    return said.cumsum(0) - said
 
 
 def _merged(e: Experience, index: Tensor, said: Tensor) -> tuple[Tensor, Tensor, Tensor]:
