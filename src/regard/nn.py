@@ -70,6 +70,11 @@ class Bend(Protocol):
     ) -> tuple[Tensor, Cache]: ...
     def rows(self, index: Tensor) -> Bend: ...
     @property
+    def batch(self) -> int:
+        """Rows that it is for, one life each; 1 is for any number of them."""
+        ...
+
+    @property
     def padless(self) -> bool:
         """True when padding before a text would move it against what is remembered."""
         ...
@@ -91,12 +96,15 @@ def bent(bends: Mapping[nn.Module, Bend | None]) -> Generator[None]:
 
 
 @contextmanager
-def bent_rows(rows: list[int] | None) -> Generator[None]:
-    """Inside, row i of a batch is what row `rows[i]` of the bends is for."""
+def bent_rows(rows: list[int] | None, count: int) -> Generator[None]:
+    """Inside, row i of a batch is what row `rows[i]` of the bends is for; all rows together are `count`."""
     now = _BENDS.get()
     if now is None or rows is None:
         yield
         return
+    for b in now.values():
+        if b.batch not in (1, count):
+            raise ShapeError(f"{b.batch} identities live here, one for each row, and there are {count} rows")
     with bent({m: b.rows(torch.tensor(rows)) for m, b in now.items()}):
         yield
 

@@ -106,7 +106,9 @@ class LayerRead:
         if not self.wide:
             return turned, self.v
         empty = self.k.new_zeros(self.k.shape[0], self.k.shape[1], 1, self.k.shape[3])
-        _, extra = self.columns(empty.expand(max(self.k.shape[0], self.batch), -1, -1, -1), self.k.expand(self.batch, -1, -1, -1))
+        _, extra = self.columns(
+            empty.expand(max(self.k.shape[0], self.batch), -1, -1, -1), self.k.expand(self.batch, -1, -1, -1)
+        )
         if self.weight is not None:
             at = 0 if self.left is None else self.left.shape[2]
             extra = extra + F.pad(self.weight[..., None], (at, extra.shape[-1] - at - 1))
@@ -182,7 +184,11 @@ def _turns(attention: Attention) -> Rope | None:
 
 
 def layer_reads(
-    identities: Sequence[Identity | None], scales: Sequence[float], *, beta: float | None = None, device: torch.device | None = None
+    identities: Sequence[Identity | None],
+    scales: Sequence[float],
+    *,
+    beta: float | None = None,
+    device: torch.device | None = None,
 ) -> list[LayerRead | None]:
     """One read per layer of a batch whose rows are these identities; None for a layer that reads nothing.
 
@@ -208,7 +214,7 @@ def layer_reads(
             k[b, :, :, m - n :], v[b, :, :, m - n :], weight[b, :, :, m - n :] = kept.k.dense(), kept.v.dense(), kept.weight
         if me is not None and me.form == "key_bias":
             bias[b] = me.s.view(L, G, D)
-        elif me is not None:
+        elif me is not None and _is_token(identity):
             k[b, :, :, m - n - 1], v[b, :, :, m - n - 1] = me.s.view(L, 2, G, D).unbind(1)
             weight[b, :, :, m - n - 1] = 0
         if identity.trace is not None:
@@ -232,7 +238,8 @@ def layer_reads(
 
 
 def _is_token(identity: Identity) -> int:
-    return int(identity.self is not None and identity.self.form == "self_token")
+    """1 for a self that stands as a token; one of zeros says nothing, and is not there."""
+    return int(identity.self is not None and identity.self.form == "self_token" and bool(identity.self.s.any()))
 
 
 __all__ = ["LayerRead", "layer_reads"]

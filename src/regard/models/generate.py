@@ -76,7 +76,7 @@ def generate(
     try:
         groups = _groups(model, prompts)
         for group in groups:
-            with bent_rows(group if len(groups) > 1 else None):
+            with bent_rows(group if len(groups) > 1 else None, len(prompts)):
                 _run(decoder, [streams[i] for i in group], s, states, prefill)
     except KeyboardInterrupt:
         for stream in streams:
