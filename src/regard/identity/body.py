@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, cast
 
 import torch
@@ -126,8 +127,12 @@ class OwnBody(Body):
 
 
 def _catch(into: list[Tensor], heads: int) -> Callable[[nn.Module, Any, Tensor], None]:
+    watcher = get_ident()
+
     def hook(module: nn.Module, given: Any, out: Tensor) -> None:
-        into.append(out[0].unflatten(-1, (heads, -1)).transpose(0, 1))
+        # Hooks are on the model for all threads, and another's text is not what is watched.
+        if get_ident() == watcher:
+            into.append(out[0].unflatten(-1, (heads, -1)).transpose(0, 1))
 
     return hook
 

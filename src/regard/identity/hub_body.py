@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from threading import get_ident
 from typing import Any, cast
 
 import torch
@@ -155,9 +156,16 @@ class HubBody(Body):
 
     def watched(self, tokens: Tensor) -> tuple[Tensor, list[Heads]]:
         seen: dict[tuple[nn.Module, str], Tensor] = {}
+        watcher = get_ident()
+
+        def see(module: nn.Module, name: str, x: Tensor) -> None:
+            # Hooks are on the model for all threads, and another's text is not what is watched.
+            if get_ident() == watcher:
+                seen[module, name] = x[0]
+
         with ExitStack() as hooks:
             for layer in self.layers:
-                for handle in catches(layer, self.layout, lambda m, n, x: seen.__setitem__((m, n), x[0])):
+                for handle in catches(layer, self.layout, see):
                     hooks.callback(handle.remove)
             logits = self.logits(tokens[None])[0]
         return logits, [Heads(*(seen[layer, n] for n in "qkv")) for layer in self.layers]

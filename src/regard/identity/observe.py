@@ -80,6 +80,10 @@ def observe(
     model.eval()
     try:
         logits, heads = body.watched(tokens)
+    except IndexError as error:
+        raise ShapeError(
+            f"tokens from {min(ids)} to {max(ids)}: the model does not know all of them, or has no place for so many"
+        ) from error
     finally:
         model.train(was_training)
     if not bool(torch.isfinite(logits.sum())):
@@ -100,6 +104,9 @@ def tokenised(text: str | Chat | Sequence[int], tokenizer: Tokenizer | None) -> 
     if isinstance(text, str):
         ids = tokenizer.encode(text)
         return ids, [False] * min(1, len(ids)) + [True] * (len(ids) - 1)
+    for message in text:
+        if not isinstance(message, Mapping):
+            raise StateError(f"{message!r} is no message: a chat is a list of {{'role': …, 'content': …}}")
     return chat_tokens([dict(m) for m in text], tokenizer)  # pyright: ignore
 
 
