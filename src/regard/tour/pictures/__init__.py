@@ -1,4 +1,4 @@
-"""The pictures of the docs, one per page. `python -m regard.tour docs` writes them all again."""
+"""The pictures of the docs, one per page of a mechanism and some for the guides. `python -m regard.tour docs` writes them all again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..scene import scene
 from ..screen import Screen
 from ..style import DARK, LIGHT, Draw, Theme, save
 from .geometry import PICTURES as GEOMETRY
+from .identity import GUIDES
 from .position import PICTURES as POSITION
 from .selection import PICTURES as SELECTION
 
@@ -34,7 +35,7 @@ def build_all(folder: Path, screen: Screen) -> int:
                 ("landscape", draw_landscape, (10, 4.2)),
             )
         ]
-        whole += [(name, draw, size, LIGHT) for name, (draw, size) in PICTURES.items()]
+        whole += [(name, draw, size, LIGHT) for name, (draw, size) in {**PICTURES, **GUIDES}.items()]
         with screen.steps("pictures", len(whole)) as tick:
             for name, draw, size, theme in whole:
                 save(folder / f"{name}.png", draw, size, theme)
