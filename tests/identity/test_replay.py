@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_night_is_slept_again_to_the_same_state(model: Model, monkeypatch: pyt
         """A random model has nothing to learn: here the self helps until it has moved so far, and then hurts."""
         return abs(float(work.leaves["s"].detach().abs().mean()) - far)
 
-    monkeypatch.setattr("regard.identity.consolidate._mean_loss", middle)
+    monkeypatch.setattr(sys.modules[consolidate.__module__], "_mean_loss", middle)
     mara = life(model, DIARY, CHAT)
     assert mara.self is not None
     far = float(mara.self.s.abs().mean()) + 0.004
