@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lives import HISTORY, TEXT, apart, gpt2, heard, letters, llama, logits, says, speaking
 
+from regard.attention.allow import Causal
 from regard.errors import RegardError, ShapeError, StateError
 from regard.identity.body import body_of, fingerprint
 from regard.identity.observe import LONGEST, chat_tokens, observe
@@ -98,7 +99,7 @@ def test_an_experience_is_what_every_layer_projected(make):
         flat = getattr(block.attention, name)(block.norm_1(x))
         assert apart(found[0], flat.unflatten(-1, (found.shape[1], -1)).transpose(0, 1)) < 1e-5
     assert (e.source, e.affect, len(e)) == ("diary", 0.5, len(TEXT))
-    assert bool(e.content.all())
+    assert e.content.tolist() == [False] + [True] * (len(TEXT) - 1), "the first token is the sink"
     assert not e.k.requires_grad
 
 
@@ -107,9 +108,7 @@ def test_attention_of_an_experience_is_the_model_s_own():
     e = heard(model)
     first = model.blocks[0]
     x = first.norm_1(model.embed(torch.tensor([HISTORY])))
-    from regard.attention.allow import Causal
-
-    weights = first.attention.inspect(x, allow=Causal()).weights[0].mean(0)
+    weights = first.attention.inspect(x, allow=Causal()).weights()[0].mean(0)
     assert apart(e.attention[0], weights) < 1e-5
     assert torch.allclose(e.attention.sum(-1), torch.ones(3, len(HISTORY)), atol=1e-5)
     assert not e.attention.triu(1).any()
@@ -120,6 +119,7 @@ def test_estimated_affect_is_measured_on_the_text():
     e = observe(model, TEXT, affect="estimated")
     scores = logits(model, TEXT)[0]
     assert e.affect == pytest.approx(estimated_affect(e.shock, entropy(scores)), abs=1e-5)
+    assert e.affect != 0
 
 
 def test_training_mode_and_gradients_are_left_as_they_were():

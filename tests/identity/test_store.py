@@ -456,7 +456,7 @@ def test_the_store_has_limits(mara: IdentityStore, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_identity_that_would_not_come_back_the_same_is_refused(mara: IdentityStore) -> None:
-    with pytest.raises(StateError, match="whole numbers|would not be read back"):
+    with pytest.raises(StateError, match=r"whole numbers|would not be read back"):
         mara.update("mara", lambda me: replace(me, life=replace(me.life, experiences="many")))  # pyright: ignore
     assert mara.verify("mara") == 4
 

@@ -64,6 +64,9 @@ def features(e: Experience) -> Float[Tensor, "N F"]:
     ]
     x = torch.stack(rows, -1).float()
     said = x[e.content.cpu()]
+    if len(said) < 2:
+        # One token alone is as usual as can be: it has no spread to be measured in.
+        return torch.zeros_like(x)
     return (x - said.mean(0)) / said.std(0).clamp_min(1e-6)
 
 
@@ -142,7 +145,10 @@ class Study:
 
 
 def train(
-    model_name: str = "smollm2", study: Study | None = None, out: Path = FILE, tell: Callable[[str, float | None], object] = print
+    model_name: str = "smollm2",
+    study: Study | None = None,
+    out: Path = FILE,
+    tell: Callable[[str, float | None], object] = print,
 ) -> dict[str, float]:
     """Learn everything anew and write it; gives back the mean losses of the last quarter of the episodes."""
     from safetensors.torch import save_file
@@ -155,7 +161,7 @@ def train(
     study = study or Study()
     model, tokenizer = hub.open_model(model_name)
     body = body_of(model)
-    L, G, D = body.base.depth, body.base.key_heads, body.base.head_width
+    L, G = body.base.depth, body.base.key_heads
     crowd = people(study.people, study.seed, "train")
     with frozen(model):
         school = School(body, tokenizer, crowd, neutral("train"), study, tell)
@@ -171,7 +177,13 @@ def train(
             leaves = {n: _start(n, s, study.seed).requires_grad_() for n, s in shapes.items()}
             found[name] = school.run(name, leaves, numbers)
             numbers |= {n: x.detach().clone() for n, x in leaves.items()}
-    about = {"fingerprint": body.base.fingerprint, "base": model_name, "people": study.people, "seed": study.seed, "pool": "train"}
+    about = {
+        "fingerprint": body.base.fingerprint,
+        "base": model_name,
+        "people": study.people,
+        "seed": study.seed,
+        "pool": "train",
+    }
     save_file(numbers, out, metadata={"format": "pt", "about": json.dumps(about)})
     _read.cache_clear()
     return found
@@ -253,7 +265,9 @@ class School:
         last = history[-max(1, total // 4) :]
         return sum(last) / len(last)
 
-    def read_imprints(self, e: Experience, x: dict[str, Tensor], n: dict[str, Tensor], pick: torch.Generator) -> list[LayerRead]:
+    def read_imprints(
+        self, e: Experience, x: dict[str, Tensor], n: dict[str, Tensor], pick: torch.Generator
+    ) -> list[LayerRead]:
         said = e.content.nonzero().flatten()
         worth = FastWrite(x).worth(e)[said]
         share = BUDGETS[int(torch.randint(len(BUDGETS), (1,), generator=pick))]
