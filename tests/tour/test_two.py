@@ -24,6 +24,7 @@ def portrait(name: str, **losses: float) -> Portrait:
     return Portrait(
         name,
         ("My cat is <Mochi>.", "I play.", "I eat."),
+        12,
         (Word(" Mo", 6.0, 0), Word("chi", 1.0, 0), Word(" violin", 3.0, 1)),
         tuple((0.1 * n, 0.2 * n, 0.3 * n) for n in range(5)),
         ((0.4, 0.1, -0.2), (0.3, 0.0, -0.1), (0.2, 0.0, -0.6)),
@@ -152,7 +153,7 @@ def test_mara_and_tom_ask_the_same_and_never_name_what_they_ask_for() -> None:
         return [m["content"] for m in chat if m["role"] == role]  # pyright: ignore
 
     assert by(MARA.next, "user") == by(TOM.next, "user")
-    for who, values in ((MARA, "Mara Lisbon Mochi baker violin lentil"), (TOM, "Tom Oslo Biscuit nurse chess trout")):
+    for who, values in ((MARA, "Mara Lisbon Mochi baker violin lentil"), (TOM, "Tom Oslo Biscuit nurse drums trout")):
         told = " ".join(m["content"] for chat in who.history for m in chat)
         asked = " ".join([*by(who.next, "user"), *PROMPTS])
         answered = " ".join(by(who.next, "assistant"))

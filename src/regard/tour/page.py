@@ -61,6 +61,8 @@ class Table:
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    code: bool = True
+    """Whether the first column is something to type."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,11 @@ def _part(part: Part, pictures: Path) -> str:
                 f'<img src="{_inside(pictures / f"{name}-light.png")}" width="{width}" height="{height}" alt="{safe(alt)}"></picture></div>'
                 f"<figcaption>{safe(caption)}</figcaption></figure>"
             )
-        case Table(caption, head, rows):
+        case Table(caption, head, rows, code):
             top = "".join(f'<th scope="col">{safe(x)}</th>' for x in head)
-            lines = "\n".join("<tr>" + "".join(f"<td>{_cell(x, n)}</td>" for n, x in enumerate(r)) + "</tr>" for r in rows)
+            lines = "\n".join(
+                "<tr>" + "".join(f"<td>{_cell(x, code and n == 0)}</td>" for n, x in enumerate(r)) + "</tr>" for r in rows
+            )
             return (
                 f'<figure><div class="wide" tabindex="0"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
                 f"<figcaption>{safe(caption)}</figcaption></figure>"
@@ -151,8 +155,8 @@ def _inside(picture: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
 
 
-def _cell(text: str, column: int) -> str:
-    return safe(text) if column else f"<code>{safe(text)}</code>"
+def _cell(text: str, code: bool) -> str:
+    return f"<code>{safe(text)}</code>" if code else safe(text)
 
 
 def safe(text: str) -> str:

@@ -30,7 +30,7 @@ from ..models.tokenizer import Tokenizer
 from .pair import MARA, PROMPTS, TOM, Someone
 from .screen import Screen
 
-RULE = Rule(keep="learned", trace=TraceRule(write="centred"), self=SelfRule(form="key_bias"))
+RULE = Rule(keep="learned", share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form="key_bias"))
 SLEEP = SleepRule(steps=12, look_every=4, parts=("self", "trace", "imprints"))
 LENGTH = 24
 SEEDS = 3
@@ -63,6 +63,8 @@ class Portrait:
     name: str
     told: tuple[str, ...]
     """What the person said, a line for each conversation."""
+    met: int
+    """Tokens that were said to the model and by it."""
     words: tuple[Word, ...]
     selves: tuple[tuple[float, ...], ...]
     """|s| of every layer: before, after each conversation, after sleep."""
@@ -235,6 +237,7 @@ class Study:
         return Portrait(
             who.name,
             tuple(" ".join(m["content"] for m in chat if m["role"] == "user") for chat in who.history),
+            last.life.tokens,
             tuple(Word(self.tokenizer.decode([t]) if t >= 0 else "·", shock, n) for t, shock, n in rows),
             tuple(tuple(_self(i).view(i.base.depth, -1).norm(dim=-1).tolist()) for i in life),
             tuple(tuple(row) for row in values),

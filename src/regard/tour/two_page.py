@@ -45,6 +45,7 @@ def sections(two: Two) -> list[Section]:
                     f"The same numbers. Random controls are means over {SEEDS} seeds.",
                     control_head(two),
                     control_rows(two),
+                    code=False,
                 ),
             ],
         ),
@@ -86,7 +87,7 @@ def sections(two: Two) -> list[Section]:
             "How they slept",
             "Sleep is a few gradient steps on the identity alone, against the model's own answers with the history in context. The "
             "questions below were held back from it; the best state is kept, the one before sleep included.",
-            [Table("KL on the questions that were held back, in nats per token.", *_nights(two))],
+            [Table("KL on the questions that were held back, in nats per token.", *_nights(two), code=False)],
         ),
         Section(
             "What this page does not show",
@@ -191,7 +192,7 @@ def _told(people: Sequence[Portrait]) -> str:
             for n, told in enumerate(p.told)
         )
         cards.append(
-            f'<div class="card {name}"><h3>{safe(p.name)} said, and {len(p.words)} tokens were kept</h3><ol class="told">{lines}</ol></div>'
+            f'<div class="card {name}"><h3>{safe(p.name)} said, and {len(p.words)} of {p.met} tokens were kept</h3><ol class="told">{lines}</ol></div>'
         )
     return f'<div class="side">{"".join(cards)}</div>'
 
