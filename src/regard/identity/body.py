@@ -161,7 +161,7 @@ def body_of(model: nn.Module) -> Body:
         from .inject import HubBody
 
         body = HubBody(model)
-    model.__dict__[_BODY] = (mark, body)
+    object.__setattr__(model, _BODY, (mark, body))
     return body
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any, Literal, cast
 
 import torch
@@ -71,21 +70,22 @@ class SleepRule:
 
     steps: int = 16
     parts: tuple[Part, ...] = ("self", "trace", "imprints")
-    form: Form = "key_bias"
+    form: Form = "self_token"
     """Of the self, where there is none yet."""
     rank: int = 8
     """Of the trace, where there is none yet."""
-    rate: float = 0.02
+    rate: float = 0.03
     """Adam's, for the trace."""
-    self_rate: float = 0.01
-    """Adam's, for the self."""
+    self_rate: float = 0.05
+    """Adam's, for the self as a token; a key bias needs a fifth of it."""
     slot_rate: float = 0.04
     """Adam's, for imprints, as a share of the spread of their numbers."""
     weight_rate: float = 0.05
     """Adam's, for how widely heads open to each imprint."""
-    anchor: float = 2.0
-    asks: float = 0.34
-    """The share of steps that answer questions of the interview; the others read the history again."""
+    anchor: float = 3.0
+    asks: float | None = None
+    """The share of steps that answer questions of the interview; the others read the history again. By itself a third where
+    there are imprints, which can hold answers, and none for a self or a trace alone, which cannot."""
     questions: int = 10
     """Of the interview, those where the history matters most."""
     held_back: int = 3
@@ -145,7 +145,9 @@ class Draft:
             return None if y is None else y[None, i]
 
         return [
-            LayerRead(scales[i], at(k, i), at(v, i), at(weight, i), at(left, i), None if signs is None else signs[None], at(bias, i))
+            LayerRead(
+                scales[i], at(k, i), at(v, i), at(weight, i), at(left, i), None if signs is None else signs[None], at(bias, i)
+            )
             for i in range(L)
         ]
 
@@ -308,7 +310,9 @@ def _answers(
     The history is read once, and questions of one length are answered together.
     """
     past, _ = chat_tokens([dict(m) for m in history], tokenizer)
-    asked = [tokenizer.encode(tokenizer.chat([*map(dict, history), {"role": "user", "content": q}]))[len(past) :] for q in questions]
+    asked = [
+        tokenizer.encode(tokenizer.chat([*map(dict, history), {"role": "user", "content": q}]))[len(past) :] for q in questions
+    ]
     ends = set(tokenizer.eos_ids)
     said: dict[int, tuple[list[int], list[Tensor]]] = {i: ([], []) for i in range(len(asked))}
     for length in sorted({len(a) for a in asked}):
@@ -329,11 +333,12 @@ def _answers(
 
 def reader(body: Body, past: list[int], rows: int) -> Callable[[Tensor], Tensor]:
     """A function from the next tokens of some rows to the logits after them; all rows begin with `past`."""
-    first = torch.tensor([past], device=body.device)
     if isinstance(body.model, Model):
         decoder = prepare(body.model)
-        _, one = decoder(first, static_caches(decoder.depth, len(past)))
-        caches = tuple(cast(StaticCache, c).rows(torch.zeros(rows, dtype=torch.long)) for c in one)
+        caches = static_caches(decoder.depth, len(past) + 2 * ANSWER)
+        if past:
+            _, one = decoder(torch.tensor([past], device=body.device), caches)
+            caches = tuple(cast(StaticCache, c).rows(torch.zeros(rows, dtype=torch.long)) for c in one)
 
         def step(tokens: Tensor) -> Tensor:
             nonlocal caches
@@ -343,10 +348,16 @@ def reader(body: Body, past: list[int], rows: int) -> Callable[[Tensor], Tensor]
 
         return step
     model = cast(Any, body.model)
-    theirs = model(first.expand(rows, -1), use_cache=True).past_key_values
+    theirs: Any = None
+    if past:
+        first = torch.tensor([past], device=body.device)
+        theirs = model(first.expand(rows, -1), use_cache=True).past_key_values
 
     def step_theirs(tokens: Tensor) -> Tensor:
-        return model(tokens, past_key_values=theirs, use_cache=True).logits[:, -1]
+        nonlocal theirs
+        found = model(tokens, past_key_values=theirs, use_cache=True)
+        theirs = found.past_key_values
+        return found.logits[:, -1]
 
     return step_theirs
 
@@ -429,7 +440,8 @@ def _lesson(
         return x[int(torch.randint(len(x), (1,), generator=pick))]
 
     found: list[tuple[float, Item]] = []
-    if studied and int((step + 1) * rule.asks) > int(step * rule.asks):
+    asks = (0.34 if "imprints" in rule.parts else 0.0) if rule.asks is None else rule.asks
+    if studied and int((step + 1) * asks) > int(step * asks):
         found += [(0.5, any_of(studied)), (0.5, any_of(studied))]
     else:
         found.append((1.0, _with_a_gap(any_of(again), pick)))
@@ -498,7 +510,9 @@ def _groups(work: Draft, rule: SleepRule) -> list[dict[str, Any]]:
 def _remember(work: Draft, optimiser: torch.optim.Adam, night: Night) -> None:
     night.leaves = {n: x.detach().clone() for n, x in work.leaves.items()}
     state = optimiser.state
-    night.moments = {n: (state[x]["exp_avg"].clone(), state[x]["exp_avg_sq"].clone()) for n, x in work.leaves.items() if x in state}
+    night.moments = {
+        n: (state[x]["exp_avg"].clone(), state[x]["exp_avg_sq"].clone()) for n, x in work.leaves.items() if x in state
+    }
 
 
 def _resume(work: Draft, optimiser: torch.optim.Adam, night: Night) -> None:

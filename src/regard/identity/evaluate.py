@@ -22,7 +22,7 @@ from ..models.tokenizer import Tokenizer
 from .body import Body, body_of
 from .consolidate import Item, SleepRule, anchor_item, answers_item, consolidate, frozen, interview, losses, reader
 from .identity import Identity, SelfState, TraceState
-from .imprint import KEEPERS, kept, worth_of
+from .imprint import KEEPERS
 from .living import living
 from .observe import Experience, chat_tokens, observe
 from .packed import Packed
@@ -32,18 +32,15 @@ from .trace import TraceRule
 from .write import Rule, imprint
 
 SHARES = (0.125, 0.25, 0.5)
-SEEDS = 5
 FAST_TRACE = TraceRule(write="centred")
-Tell = Callable[[str, float | None], object]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured of each person; the slow part is sleep."""
+    """What is measured of each person."""
 
     people: int = 40
     seed: int = 0
-    sleep: bool = True
     recall: bool = True
     steps: int = 12
 
@@ -56,7 +53,7 @@ class Lab:
         self.body: Body = body_of(model)
         self.crowd = people(plan.people + 1, plan.seed, "test")
         texts = neutral("test")
-        self.calm = [replace(anchor_item(self.body, tokenizer, t, c), wanted=None) for t in texts[:6] for c in (True, False)]
+        self.calm = [replace(anchor_item(self.body, tokenizer, t, c), wanted=None) for t in texts[:3] for c in (True, False)]
         self.calm_base = self.loss(None, self.calm)
 
     @torch.no_grad()
@@ -79,9 +76,8 @@ class Lab:
         found["keep"] = {}
         for share in SHARES:
             for keep in KEEPERS:
-                seeds = range(SEEDS) if keep == "random" else range(1)
-                each = [self.loss(self.keeps(e, keep, share, seed), [mine])[0] for seed in seeds]
-                found["keep"][f"{keep} {share}"] = sum(each) / len(each)
+                # What is random has another seed for every person.
+                found["keep"][f"{keep} {share}"] = self.loss(self.keeps(e, keep, share, i), [mine])[0]
             found["keep"][f"merged {share}"] = self.loss(self.keeps(e, "learned", share, merge=True), [mine])[0]
         fast = self.keeps(e, "learned", 0.25)
         found["imprints"] = self.controls(fast, mine, theirs, i)
@@ -91,9 +87,15 @@ class Lab:
             found[f"self_fast {form}"] = self.controls(imprint(self.nobody, e, rule), mine, theirs, i)
         found["aba"] = self.a_b_a(e, fast, other, mine)
         found["damage_fast"] = self.damage(fast)
-        if self.plan.sleep:
-            found["sleep"] = self.asleep(e, me, other, mine, theirs, i)
         return found
+
+    def night(self, i: int) -> dict[str, Any]:
+        """What sleep does to person i; the slow part, so it has a file of its own."""
+        me, other = self.crowd[i], self.crowd[i + 1]
+        with frozen(self.model):
+            mine, theirs = (answers_item(self.body, self.tokenizer, p.next) for p in (me, other))
+            e = observe(self.model, [m for c in me.history for m in c], self.tokenizer, source="history")
+            return {"i": i, "sleep": self.asleep(e, me, other, mine, theirs, i)}
 
     @property
     def nobody(self) -> Identity:
@@ -109,16 +111,14 @@ class Lab:
         whole = answers_item(self.body, self.tokenizer, [*chat, *after])
         return self.loss(None, [replace(whole, at=whole.at[-len(last.at) :])])[0]
 
-    def controls(self, identity: Identity, mine: Item, theirs: Item, seed: int) -> dict[str, float]:
-        """Own, read by another's conversation, shuffled, and random with the same spectrum."""
+    def controls(self, identity: Identity, mine: Item, theirs: Item, seed: int, broken: bool = True) -> dict[str, float]:
+        """Own, read by another's conversation, and `broken`: shuffled, and random with the same spectrum."""
         own, on_other = self.loss(identity, [mine, theirs])
-        return {
-            "own": own,
-            "on_other": on_other,
-            "shuffled": self.loss(shuffled(identity, seed), [mine])[0],
-            "random": self.loss(rotated(identity, seed), [mine])[0],
-            "bytes": identity.nbytes,
-        }
+        found: dict[str, float] = {"own": own, "on_other": on_other, "bytes": identity.nbytes}
+        if broken:
+            found["shuffled"] = self.loss(shuffled(identity, seed), [mine])[0]
+            found["random"] = self.loss(rotated(identity, seed), [mine])[0]
+        return found
 
     def a_b_a(self, e: Experience, a: Identity, other: Person, mine: Item) -> float:
         """A's next conversation after A has also been through B's history."""
@@ -132,16 +132,19 @@ class Lab:
         return {"chat": sum(more[0::2]) / len(more[0::2]), "prose": sum(more[1::2]) / len(more[1::2])}
 
     def asleep(self, e: Experience, me: Person, other: Person, mine: Item, theirs: Item, seed: int) -> dict[str, Any]:
-        rule = SleepRule(steps=self.plan.steps, seed=seed, look_every=max(1, self.plan.steps // 3))
+        rule = SleepRule(steps=self.plan.steps, seed=seed, look_every=max(1, self.plan.steps // 2))
         chat = [m for c in me.history for m in c]
         items = interview(self.body, self.tokenizer, chat, rule)
         found: dict[str, Any] = {}
 
         def slept(name: str, start: Identity, parts: tuple[Any, ...]) -> Identity:
-            woken, night = consolidate(
-                self.model, start, me.history, self.tokenizer, replace(rule, parts=parts), items=items
-            )
-            found[name] = {**self.controls(woken, mine, theirs, seed), "damage": self.damage(woken), "step": night.best_step}
+            woken, night = consolidate(self.model, start, me.history, self.tokenizer, replace(rule, parts=parts), items=items)
+            broken = not name.startswith("imprints")
+            found[name] = {
+                **self.controls(woken, mine, theirs, seed, broken),
+                "damage": self.damage(woken),
+                "step": night.best_step,
+            }
             return woken
 
         whole = slept("everything 0.25", self.keeps(e, "learned", 0.25), ("self", "trace", "imprints"))
@@ -177,7 +180,9 @@ class Lab:
         return right
 
     def answers(self, questions: Sequence[str], past: list[int], chat: list[dict[str, str]], longest: int = 14) -> list[str]:
-        asked = [self.tokenizer.encode(self.tokenizer.chat([*chat, {"role": "user", "content": q}]))[len(past) :] for q in questions]
+        asked = [
+            self.tokenizer.encode(self.tokenizer.chat([*chat, {"role": "user", "content": q}]))[len(past) :] for q in questions
+        ]
         said: dict[int, list[int]] = {i: [] for i in range(len(asked))}
         ends = set(self.tokenizer.eos_ids)
         for length in sorted({len(a) for a in asked}):
@@ -190,7 +195,7 @@ class Lab:
                     said[i].append(token)
                 if all(ends & set(said[i]) for i in rows):
                     break
-        return [self.tokenizer.decode([t for t in _until(said[i], ends)]).strip() for i in range(len(asked))]
+        return [self.tokenizer.decode(_until(said[i], ends)).strip() for i in range(len(asked))]
 
     def speaker(self, i: int, me: Speaker, other: Speaker) -> dict[str, Any]:
         """Earlier lines, then later ones: prose without facts."""
@@ -256,16 +261,21 @@ def rotated(identity: Identity, seed: int) -> Identity:
     return replace(identity, self=me, trace=trace, imprints=kept)
 
 
-def measure(lab: Lab, indices: Sequence[int], out: Path, tell: Tell) -> None:
+def measure(each: Callable[[int], dict[str, Any]], indices: Sequence[int], out: Path) -> None:
     """Measure these people, one line each; those that are in the file already are not measured again."""
     out.parent.mkdir(parents=True, exist_ok=True)
     done = {r["i"] for r in records(out)}
-    for n, i in enumerate(indices):
+    for i in indices:
         if i not in done:
-            line = json.dumps(lab.person(i), ensure_ascii=False)
+            line = json.dumps(each(i), ensure_ascii=False)
             with out.open("a", encoding="utf-8") as f:
                 f.write(line + "\n")
-        tell(f"person {i}", (n + 1) / len(indices))
+
+
+def joined(rows: Sequence[dict[str, Any]], nights: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """People with their nights, where both were measured."""
+    slept = {r["i"]: r["sleep"] for r in nights}
+    return [{**r, "sleep": slept[r["i"]]} if r["i"] in slept else r for r in rows]
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -321,10 +331,14 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     out["keep"] = {n: bootstrap([r["base"] - r["keep"][n] for r in rows], gain) for n in rows[0]["keep"]} if rows else {}
     # Another's state on my conversation was measured where that other was: person i's on i + 1's.
-    out["states"] = {n: _state(rows, by, lambda r, n=n: r[n]) for n in ("imprints", "trace_fast", "self_fast key_bias", "self_fast self_token")}
+    out["states"] = {
+        n: _state(rows, by, lambda r, n=n: r[n])
+        for n in ("imprints", "trace_fast", "self_fast key_bias", "self_fast self_token")
+    }
     out["aba"] = bootstrap([r["base"] - r["aba"] for r in rows], gain)
     out["damage_fast"] = {k: bootstrap([r["damage_fast"][k] for r in rows]) for k in ("chat", "prose")}
     night = [r for r in rows if "sleep" in r]
+    out["slept people"] = len(night)
     if night:
         names = [n for n in night[0]["sleep"] if n != "recall"]
         out["slept"] = {n: _state(night, by, lambda r, n=n: r["sleep"][n]) for n in names}
@@ -332,28 +346,33 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
             out["slept"][n]["share"] = bootstrap(
                 [r["base"] - r["sleep"][n]["own"] for r in night], [r["base"] - r["context"] for r in night]
             )
-            out["slept"][n]["damage"] = {
-                k: bootstrap([r["sleep"][n]["damage"][k] for r in night]) for k in ("chat", "prose")
-            }
+            out["slept"][n]["damage"] = {k: bootstrap([r["sleep"][n]["damage"][k] for r in night]) for k in ("chat", "prose")}
     asked = [r["sleep"]["recall"] for r in night if "recall" in r["sleep"]]
     if asked:
         out["recall"] = {
             name: bootstrap([r[name] for r in asked], [r[of] for r in asked])
-            for name, of in (("context", "questions"), ("own", "questions"), ("nobody", "questions"), ("other", "other_questions"))
+            for name, of in (
+                ("context", "questions"),
+                ("own", "questions"),
+                ("nobody", "questions"),
+                ("other", "other_questions"),
+            )
         }
         out["recall"]["own of context"] = bootstrap([r["own"] for r in asked], [max(r["context"], 0) for r in asked])
     return out
 
 
-def _state(rows: list[dict[str, Any]], by: dict[int, dict[str, Any]], get: Callable[[dict[str, Any]], dict[str, float]]) -> dict[str, Any]:
+def _state(
+    rows: list[dict[str, Any]], by: dict[int, dict[str, Any]], get: Callable[[dict[str, Any]], dict[str, float]]
+) -> dict[str, Any]:
     own = [get(r)["own"] - r["base"] for r in rows]
-    pairs = [(get(by[r["i"] - 1])["on_other"], get(r)["own"], r["base"]) for r in rows if r["i"] - 1 in by and _has(get, by[r["i"] - 1])]
-    found: dict[str, Any] = {
-        "own": bootstrap(own),
-        "shuffled": bootstrap([get(r)["shuffled"] - r["base"] for r in rows]),
-        "random": bootstrap([get(r)["random"] - r["base"] for r in rows]),
-        "bytes": max(get(r)["bytes"] for r in rows),
-    }
+    pairs = [
+        (get(by[r["i"] - 1])["on_other"], get(r)["own"], r["base"])
+        for r in rows
+        if r["i"] - 1 in by and _has(get, by[r["i"] - 1])
+    ]
+    found: dict[str, Any] = {"own": bootstrap(own), "bytes": max(get(r)["bytes"] for r in rows), "count": len(rows)}
+    found |= {n: bootstrap([get(r)[n] - r["base"] for r in rows]) for n in ("shuffled", "random") if n in get(rows[0])}
     if pairs:
         found["other"] = bootstrap([o - b for o, _, b in pairs])
         found["own − other"] = bootstrap([m - o for o, m, _ in pairs])
@@ -383,11 +402,15 @@ def markdown(s: dict[str, Any]) -> str:
         cells = [s["slept"][f"imprints {x}"]["share"].percent() for x in SHARES]
         lines.append("| learned, then slept | " + " | ".join(cells) + " |")
         lines.append(f"| everything, slept |  | {s['slept']['everything 0.25']['share'].percent()} |  |")
-    lines += ["", "| state | own − base | another's − base | own − another's | shuffled | random, same spectrum | bytes |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| state | people | own − base | another's − base | own − another's | shuffled | random, same spectrum | bytes |",
+        "|" + "---|" * 8,
+    ]
     states = {f"{n}, fast": x for n, x in s["states"].items()} | {f"{n}, slept": x for n, x in s.get("slept", {}).items()}
     for name, x in states.items():
-        more = (x.get("other", "–"), x.get("own − other", "–"))
-        lines.append(f"| {name.replace('_fast', '')} | {x['own']} | {more[0]} | {more[1]} | {x['shuffled']} | {x['random']} | {x['bytes']:,} |")
+        cells = [str(x.get(n, "–")) for n in ("own", "other", "own − other", "shuffled", "random")]
+        lines.append(f"| {name.replace('_fast', '')} | {x['count']} | {' | '.join(cells)} | {x['bytes']:,} |")
     lines += ["", "| neutral text, nats above the base | as a chat | as prose |", "|---|---|---|"]
     lines.append(f"| imprints, fast | {s['damage_fast']['chat']} | {s['damage_fast']['prose']} |")
     for name, x in s.get("slept", {}).items():
@@ -415,7 +438,10 @@ def speaker_table(found: Sequence[dict[str, Any]]) -> str:
     ]
     lines += [f"| {n} | {bootstrap([r['keep'][n] - r['base'] for r in rows])} |" for n in rows[0]["keep"]]
     state = _state(rows, by, lambda r: r["imprints"])
-    lines += [f"| another speaker's (learned) | {state.get('other', '–')} |", f"| own − another's (learned) | {state.get('own − other', '–')} |"]
+    lines += [
+        f"| another speaker's (learned) | {state.get('other', '–')} |",
+        f"| own − another's (learned) | {state.get('own − other', '–')} |",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -33,7 +33,9 @@ class Packed:
             raise NumericsError(f"{int((~torch.isfinite(x)).sum())} of {x.numel()} numbers to be written are not finite")
         top = x.abs().amax(-1, keepdim=True) if x.numel() else x.new_zeros(*x.shape[:-1], 1)
         if x.numel() and float(top.max()) > LIMIT * LARGEST:
-            raise NumericsError(f"a number of size {float(top.max()):.3g} is to be written; {LIMIT * LARGEST:.3g} is the largest")
+            raise NumericsError(
+                f"a number of size {float(top.max()):.3g} is to be written; {LIMIT * LARGEST:.3g} is the largest"
+            )
         scale = _above(top / LIMIT)
         codes = (x / scale.float().clamp_min(SMALLEST)).round().clamp(-LIMIT, LIMIT).to(torch.int8)
         return cls(codes, scale)

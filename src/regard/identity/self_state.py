@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..errors import ShapeError, SpecError
 from .identity import Base, Form, Identity, SelfState
 from .observe import Experience
+from .read import LayerRead, layer_reads
 
 Update = Callable[[Float[Tensor, "L S"], Float[Tensor, "L S"]], Float[Tensor, "L S"]]
 """g: (z, s) to the direction in which s moves."""
@@ -106,7 +107,6 @@ def chosen_by_free_energy(
     s₀ is where the self stands now, so precision says how firmly it is held there.
     """
     from .body import body_of
-    from .read import layer_reads
 
     body = body_of(model)
     identity.base.refuse(body.base)
@@ -129,10 +129,8 @@ def chosen_by_free_energy(
     return replace(identity, self=SelfState(s.detach(), start.form))
 
 
-def _with_self(read: object, scale: float, s: Tensor, form: Form, shape: tuple[int, int]) -> object:
-    from .read import LayerRead
-
-    r = read if isinstance(read, LayerRead) else LayerRead(scale)
+def _with_self(read: LayerRead | None, scale: float, s: Tensor, form: Form, shape: tuple[int, int]) -> LayerRead:
+    r = read or LayerRead(scale)
     if form == "key_bias":
         return replace(r, bias=s.view(1, *shape))
     sk, sv = s.view(1, 2, *shape).unbind(1)

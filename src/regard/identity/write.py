@@ -86,9 +86,7 @@ def imprint(identity: Identity, experience: Experience, rule: Rule | None = None
         gain = learned.self_gain(rule.self.form) if learned else 1.0
         found = replace(found, self=moved(found.self, gain * z, rule.self, affect=e.affect))
     norm_s = 0.0 if found.self is None else float(found.self.s.norm())
-    after = Life(
-        life.experiences + 1, norm.count, life.sleeps, norm.mean, norm.spread, (*life.self_norms, norm_s)
-    )
+    after = Life(life.experiences + 1, norm.count, life.sleeps, norm.mean, norm.spread, (*life.self_norms, norm_s))
     return replace(found, sources=sources, life=after, parent=identity.parent)
 
 

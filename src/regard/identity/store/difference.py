@@ -137,7 +137,9 @@ def _moments(identity: Identity) -> tuple[Counter[object], Counter[object]]:
         key = (identity.sources[source], token, position)
         numbers = [p.codes[:, :, i].numpy().tobytes() + p.scale[:, :, i].numpy().tobytes() for p in (kept.k, kept.v)]
         when[key] += 1
-        whole[(*key, *numbers, *(getattr(kept, f.name)[..., i].numpy().tobytes() for f in fields(kept)[2:] if f.name != "source"))] += 1
+        whole[
+            (*key, *numbers, *(getattr(kept, f.name)[..., i].numpy().tobytes() for f in fields(kept)[2:] if f.name != "source"))
+        ] += 1
     return when, whole
 
 
