@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from regard.tour.style import DARK, LIGHT, Draw, save
 from regard.tour.two import CONTROLS, Answer, Asked, Portrait, Two, Word
 from regard.tour.two_figures import draw_controls, draw_selves, draw_spectra
 
-LOSSES = {"nobody": 3.5, "fast": 2.7, "own": 2.5, "other": 3.4, "shuffled": 3.6, "random": 5.0, "context": 1.5}
+LOSSES = {"nobody": 3.5, "fast": 2.7, "own": 2.5, "other": 3.4, "swapped": 2.6, "shuffled": 3.6, "random": 5.0, "context": 1.5}
 
 
 def portrait(name: str, **losses: float) -> Portrait:
@@ -49,6 +50,7 @@ def fake(**losses: float) -> Two:
         (path, tuple((y, x) for x, y in path)),
         0.8,
         0.1,
+        0.95,
     )
 
 
@@ -76,9 +78,32 @@ def test_tokens_of_one_word_stay_together_and_a_bar_is_never_more_than_full() ->
 
 def test_the_verdict_says_so_when_an_identity_is_somebodys() -> None:
     said = two_page.verdict(fake())
-    assert "Mara's own identity does best: 0.90 nats per token below the next" in said
-    assert "50% of what the whole history in context gives" in said
+    assert "Mara's own identity does best, 0.90 nats per token below the next: the other person's identity." in said
     assert "failed" not in said
+
+
+def test_the_remarks_say_what_the_other_identity_gives_too_and_how_near_the_context_is() -> None:
+    assert "helps as well, by 0.10 and 0.10 nats" in two_page.remarks(fake())
+    assert "50% of what the whole history in context gives" in two_page.remarks(fake())
+    assert "helps as well" not in two_page.remarks(fake(other=3.6))
+    assert "More than all" in two_page.remarks(fake(own=0.4))
+    assert "More than all" not in two_page.remarks(fake())
+
+
+def test_a_night_that_did_not_help_is_said_to_be_forgotten() -> None:
+    both = fake()
+    assert two_page.slept(both) == "Mara went from 1.20 to 1.00. Tom went from 1.20 to 1.00."
+    worse = replace(both, people=(replace(both.people[0], night=((0, 1.2), (4, 1.9))), both.people[1]))
+    assert "Mara did no better than before" in two_page.slept(worse)
+
+
+def test_a_control_far_off_does_not_press_the_others_together(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    draw_controls(figure, LIGHT, fake(random=100.0))
+    assert figure.axes[0].get_xlim()[1] < 10
+    assert "100.00" in {t.get_text() for t in figure.axes[0].texts}
 
 
 @pytest.mark.parametrize("rival", ["nobody", "other", "shuffled", "random"])

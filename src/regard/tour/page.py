@@ -32,8 +32,8 @@ pre { padding: .8rem 1rem; overflow-x: auto; border: 1px solid var(--line); bord
 a { color: var(--link); } h3 { margin: 0 0 .5rem; font-size: 1rem; }
 .ask { margin: 1.25rem 0; } .ask > h3 { font-size: 1.1rem; }
 .side { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: .75rem; }
-.card { background: var(--card); border: 1px solid var(--line); border-top: 4px solid var(--soft); border-radius: 8px; padding: .75rem .9rem; }
-.one { border-top-color: var(--one); } .two { border-top-color: var(--two); border-top-style: double; border-top-width: 6px; }
+.card { background: var(--card); border: 1px solid var(--line); border-top: 6px solid var(--soft); border-radius: 8px; padding: .75rem .9rem; }
+.one { border-top-color: var(--one); } .two { border-top-color: var(--two); border-top-style: double; }
 .card p { margin: .4rem 0 0; font-size: .88rem; } .card .said { font-size: 1.02rem; line-height: 1.45; }
 .word { display: inline-block; white-space: pre; }
 .piece { display: inline-block; white-space: pre; position: relative; padding-bottom: 1.35rem; }

@@ -9,7 +9,7 @@ Everything here comes back as plain numbers, so that the page can be drawn and t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ CONTROLS = {
     "fast": "own identity, before sleep",
     "own": "own identity, after sleep",
     "other": "the other person's identity",
+    "swapped": "own imprints, the other's trace and self",
     "shuffled": "own, shuffled",
     "random": "random, same spectrum",
     "context": "no identity, all of the history in context",
@@ -87,10 +88,12 @@ class Answer:
     """KL(this one ‖ the other person) at each token; empty where there is no other."""
     from_base: float | None = None
     """Mean KL(this one ‖ the model alone) per token."""
+    cut: bool = False
+    """Whether it would have gone on."""
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces).strip()
+        return "".join(self.pieces).strip() + "…" * self.cut
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Two:
     shown: float
     """Which share of the way they went that plane shows."""
     trace_cosine: float
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    self_cosine: float
 
 
 def measure(screen: Screen, people: tuple[Someone, Someone] = (MARA, TOM), prompts: Sequence[str] = PROMPTS) -> Two | None:
@@ -151,7 +154,8 @@ class Study:
         paths, shown = plane([torch.stack([_self(i) for i in life]) for life in lives])
         traces = [life[-1].trace for life in lives]
         alike = cosine(*traces) if traces[0] is not None and traces[1] is not None else 0.0  # pyright: ignore
-        return Two((portraits[0], portraits[1]), asked, paths, shown, alike)
+        near = float(torch.cosine_similarity(_self(lives[0][-1]), _self(lives[1][-1]), dim=0))
+        return Two((portraits[0], portraits[1]), asked, paths, shown, alike, near)
 
     def live(self, who: Someone, tick: Callable[[], None]) -> tuple[list[Identity], tuple[tuple[int, float], ...]]:
         """The identity before, after every conversation, and after a night over all of them."""
@@ -168,15 +172,18 @@ class Study:
         ids = self.asking([], prompt)
         living_ones: list[Identity | None] = [None, *who]
         said = [self.greedy(i, ids) for i in living_ones]
-        answers = [Answer("nobody", self.pieces(said[0]))]
+        answers = [Answer("nobody", self.pieces(said[0]), cut=len(said[0]) == LENGTH)]
         for n, person in enumerate(people):
             mine, base, other = (along(self.model, i, ids, said[n + 1]) for i in (who[n], None, who[1 - n]))
             apart, from_base = kl_each(mine, other), kl_each(mine, base)
-            answers.append(Answer(person.name, self.pieces(said[n + 1]), tuple(apart.tolist()), float(from_base.mean())))
+            line = said[n + 1]
+            answers.append(
+                Answer(person.name, self.pieces(line), tuple(apart.tolist()), float(from_base.mean()), len(line) == LENGTH)
+            )
         for person in people:
             past = [dict(m) for chat in person.history for m in chat]
             line = self.greedy(None, self.asking(past, prompt))
-            answers.append(Answer(f"{person.name}, history in context", self.pieces(line)))
+            answers.append(Answer(f"{person.name}, history in context", self.pieces(line), cut=len(line) == LENGTH))
         tick()
         return Asked(prompt, tuple(answers))
 
@@ -217,6 +224,7 @@ class Study:
             "fast": lambda: self.loss(life[-2], item),
             "own": lambda: self.loss(own, item),
             "other": lambda: self.loss(other, item),
+            "swapped": lambda: self.loss(replace(own, trace=other.trace, self=other.self), item),
             "shuffled": lambda: sum(self.loss(shuffled(own, s), item) for s in range(SEEDS)) / SEEDS,
             "random": lambda: sum(self.loss(rotated(own, s), item) for s in range(SEEDS)) / SEEDS,
             "context": lambda: self.loss(None, replace(whole, at=whole.at[-len(item.at) :])),

@@ -17,20 +17,32 @@ SHAPES = ("o", "s")
 def draw_selves(figure: Any, theme: Theme, two: Two) -> None:
     """Left: the way of both selves in the plane that shows most of it. Right: |s| in every layer, after each moment."""
     left, *panels = figure.subplots(1, 3, width_ratios=[1.15, 1, 1])
+    right = HUES[0] if two.paths[0][-1][0] > two.paths[1][-1][0] else HUES[1]
     for person, path, colour, shape in zip(two.people, two.paths, HUES, SHAPES, strict=True):
         xs, ys = zip(*path, strict=True)
         left.plot(xs[:-1], ys[:-1], "-", color=colour, marker=shape, markersize=5)
         left.plot(xs[-2:], ys[-2:], ":", color=colour)
         left.plot(xs[-1], ys[-1], shape, color=colour, markersize=9, markerfacecolor=theme.ground, markeredgewidth=2)
+        # Each name and number on its own side: the two ways may run close together.
+        side = 1 if colour == right else -1
+        where = "left" if side > 0 else "right"
         left.annotate(
-            person.name, (xs[-1], ys[-1]), xytext=(0, 11), textcoords="offset points", ha="center", color=theme.ink, fontsize=10,
-            fontweight="bold",
+            person.name, (xs[-1], ys[-1]), xytext=(10 * side, 5), textcoords="offset points", ha=where, color=theme.ink,
+            fontsize=10, fontweight="bold",
         )  # fmt: skip
         for n in range(1, len(path) - 1):
-            left.annotate(str(n), (xs[n], ys[n]), xytext=(6, -10), textcoords="offset points", fontsize=7.5, color=theme.ink)
+            left.annotate(
+                str(n),
+                (xs[n], ys[n]),
+                xytext=(7 * side, -8),
+                textcoords="offset points",
+                fontsize=7.5,
+                color=theme.ink,
+                ha=where,
+            )
     left.plot(0, 0, "*", color=theme.ink, markersize=11)
     left.annotate("nobody", (0, 0), xytext=(8, -4), textcoords="offset points", fontsize=8.5, color=theme.ink)
-    left.margins(0.16)
+    left.margins(0.22)
     left.set_xticks([])
     left.set_yticks([])
     left.set_title(f"The way of the self\n({two.shown:.0%} of it lies in this plane)")
@@ -73,14 +85,18 @@ def draw_controls(figure: Any, theme: Theme, two: Two) -> None:
     names = list(CONTROLS)
     for ax, person, colour, shape in zip(axes, two.people, HUES, SHAPES, strict=True):
         base = person.losses["nobody"]
+        # One state that breaks the model would press all others together.
+        edge = base + 1.25 * max(0.5, base - min(person.losses.values()))
         for y, name in enumerate(names):
             x, own = person.losses[name], name in ("own", "fast")
             tint = colour if own else theme.soft
+            beyond, value = x > edge, x
+            x = min(x, edge)
             ax.plot([base, x], [y, y], color=tint, linewidth=5 if own else 2.5, solid_capstyle="butt", zorder=2)
-            ax.plot(x, y, shape, color=tint, markersize=8 if own else 6, zorder=3)
+            ax.plot(x, y, ">" if beyond else shape, color=tint, markersize=8 if own else 6, zorder=3)
             side = -1 if x < base else 1
             ax.annotate(
-                f"{x:.2f}", (x, y), xytext=(9 * side, 0), textcoords="offset points", va="center", fontsize=8, color=theme.ink,
+                f"{value:.2f}", (x, y), xytext=(9 * side, 0), textcoords="offset points", va="center", fontsize=8, color=theme.ink,
                 ha="left" if side > 0 else "right", fontweight="bold" if name == "own" else "normal",
             )  # fmt: skip
         ax.axvline(base, color=theme.soft, linestyle=":", linewidth=1.2, zorder=1)

@@ -40,6 +40,7 @@ def sections(two: Two) -> list[Section]:
             "remembers would say, in nats per token of the assistant's words: lower is better.",
             [
                 Markup(f'<p class="verdict">{safe(verdict(two))}</p>'),
+                Markup(f"<p>{safe(remarks(two))}</p>"),
                 Picture("controls", controls_alt(two), CONTROLS_CAPTION, (1650, 570)),
                 Table(
                     f"The same numbers. Random controls are means over {SEEDS} seeds.",
@@ -57,8 +58,9 @@ def sections(two: Two) -> list[Section]:
         ),
         Section(
             "Where their selves went",
-            "A self is a vector in every layer that says which keys matter more. Each conversation moves it, and sleep moves it "
-            "again.",
+            "A self is a vector in every layer that says which keys matter more. Each conversation moves it, and so may sleep. "
+            f"In the end the two selves have a cosine of {two.self_cosine:+.2f}: 1 would be the same self, 0 nothing in common."
+            + _common(two.self_cosine),
             [
                 Picture(
                     "selves",
@@ -78,7 +80,7 @@ def sections(two: Two) -> list[Section]:
                     "spectra",
                     f"Two maps of eigenvalues by layer on one scale, {a}'s and {b}'s; orange above zero, violet below.",
                     f"After sleep, all key heads of a layer in one column; colours follow a root, so that small ones show. The cosine "
-                    f"of the two traces is {two.trace_cosine:+.2f}: 1 would be the same trace, 0 nothing in common.",
+                    f"of the two traces is {two.trace_cosine:+.2f}.{_common(two.trace_cosine)}",
                     (1650, 600),
                 )
             ],
@@ -86,7 +88,7 @@ def sections(two: Two) -> list[Section]:
         Section(
             "How they slept",
             "Sleep is a few gradient steps on the identity alone, against the model's own answers with the history in context. The "
-            "questions below were held back from it; the best state is kept, the one before sleep included.",
+            f"questions below were held back from it; the best state is kept, the one before sleep included. {slept(two)}",
             [Table("KL on the questions that were held back, in nats per token.", *_nights(two), code=False)],
         ),
         Section(
@@ -99,8 +101,18 @@ def sections(two: Two) -> list[Section]:
 
 
 CONTROLS_CAPTION = (
-    "Shuffled: the same numbers in the wrong places. Random: every head turned, so that all sizes and spectra stay."
+    "Shuffled: the same numbers in the wrong places. Random: every head turned, so that all sizes and spectra stay. An arrow: the "
+    "value lies beyond the picture. A random state may do worse than none, so the other person's is the control to look at."
 )
+
+
+def _common(cosine: float) -> str:
+    """What a high cosine means, where it is high."""
+    return (
+        " Most of it is what both lives have in common: the same kind of chat. The person is in the rest."
+        if cosine > 0.8
+        else ""
+    )
 
 
 def control_head(two: Two) -> tuple[str, ...]:
@@ -123,17 +135,51 @@ def verdict(two: Two) -> str:
         x = p.losses
         rivals = {name: x[name] for name in ("nobody", "other", "shuffled", "random")}
         best = min(rivals, key=lambda n: rivals[n])
-        gap, room = rivals[best] - x["own"], x["nobody"] - x["context"]
+        gap = rivals[best] - x["own"]
         if gap > 0:
-            share = f", {(x['nobody'] - x['own']) / room:.0%} of what the whole history in context gives" if room > 0 else ""
-            said.append(
-                f"{p.name}'s own identity does best: {gap:.2f} nats per token below the next ({CONTROLS[best]}){share}."
-            )
+            said.append(f"{p.name}'s own identity does best, {gap:.2f} nats per token below the next: {CONTROLS[best]}.")
         else:
             said.append(
                 f"For {p.name} the control failed: “{CONTROLS[best]}” is {-gap:.2f} nats per token better than their own."
             )
     return " ".join(said)
+
+
+def remarks(two: Two) -> str:
+    """What a careful reader would ask next."""
+    found: list[str] = []
+    shared = [p.losses["nobody"] - p.losses["other"] for p in two.people]
+    if min(shared) > 0:
+        found.append(
+            f"The other person's identity helps as well, by {_both(shared)} nats: it knows this kind of chat, and not these facts."
+        )
+    gain, room = (sum(p.losses["nobody"] - p.losses[n] for p in two.people) for n in ("own", "context"))
+    if room > 0:
+        found.append(f"Own identities reach {gain / room:.0%} of what the whole history in context gives.")
+        if gain > room:
+            found.append(
+                "More than all of it is no wonder: how widely heads open to imprints was trained on such chats, and how this small "
+                "model reads a long prompt was not."
+            )
+    return " ".join(found)
+
+
+def slept(two: Two) -> str:
+    """Whether the night was worth it, in words."""
+    found: list[str] = []
+    for p in two.people:
+        before, best = p.night[0][1], min(x for _, x in p.night)
+        done = (
+            f"went from {before:.2f} to {best:.2f}"
+            if best < before
+            else "did no better than before, so that night is forgotten"
+        )
+        found.append(f"{p.name} {done}.")
+    return " ".join(found)
+
+
+def _both(numbers: Sequence[float]) -> str:
+    return " and ".join(f"{x:.2f}" for x in numbers)
 
 
 def controls_alt(two: Two) -> str:
@@ -163,7 +209,7 @@ def _card(title: str, name: str, answer: Answer, other: Answer | None = None) ->
         note = (
             f'<p class="soft">KL per token: {mean:.2f} from {safe(other.who)}, {answer.from_base:.2f} from the model alone</p>'
         )
-    said = _strip(answer) if answer.apart else safe(answer.text)
+    said = _strip(answer) + "…" * answer.cut if answer.apart else safe(answer.text)
     return f'<div class="card {name}"><h3>{safe(title)}</h3><p class="said">{said}</p>{note}</div>'
 
 
