@@ -11,7 +11,7 @@ from regard.geometry import GEOMETRIES
 from regard.position import POSITIONS
 from regard.selection import SELECTIONS
 from regard.tour.map import CLOSE, ENTRIES, OPEN
-from regard.tour.pictures import PICTURES
+from regard.tour.pictures import GUIDES, PICTURES
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "mechanisms"
@@ -45,6 +45,18 @@ def test_every_mechanism_has_one_row_in_the_table_to_choose_by(name: str) -> Non
 
 def test_every_page_has_a_drawing_that_makes_its_picture() -> None:
     assert {p.stem for p in PAGES.glob("*.md")} == set(PICTURES)
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_every_picture_of_a_guide_is_shown_in_one(name: str) -> None:
+    shown = [p.name for p in (ROOT / "docs").glob("*.md") if f"images/{name}.png" in p.read_text(encoding="utf-8")]
+    assert len(shown) == 1
+    assert (ROOT / "docs" / "images" / f"{name}.png").exists()
+
+
+@pytest.mark.parametrize("page", ["trace_tensor_attention", "self_conditioned_attention", "notebooks/demo_tta_effect"])
+def test_what_is_said_of_identity_elsewhere_is_reached_from_its_guide(page: str) -> None:
+    assert f"]({page}." in (ROOT / "docs" / "identity.md").read_text(encoding="utf-8")
 
 
 def test_pictures_are_small() -> None:
