@@ -95,6 +95,7 @@ def build_operator(folder: Path, screen: Screen) -> Path:
     said = speak.speak(screen)
     rows = what_they_do(s)
     page = folder / OPERATOR
+    links = [Link(two_page.TITLE, IDENTITIES)] if (folder / IDENTITIES).is_file() else []
     with tempfile.TemporaryDirectory() as pictures:
         draw_all(
             Path(pictures),
@@ -105,7 +106,7 @@ def build_operator(folder: Path, screen: Screen) -> Path:
                 ("map", lambda f, t: draw_map(f, t, places, trails), (8.4, 5)),
             ],
         )
-        page.write_text(_page(rows, timings, places, crowded, said, Path(pictures)), encoding="utf-8")
+        page.write_text(_page(rows, timings, places, crowded, said, Path(pictures), links), encoding="utf-8")
     screen.table("The same q and k under eight mechanisms", WHAT, rows)
     screen.table(f"Forward, causal, beside torch's SDPA ({_machine()})", CLOCK, clock(timings))
     if crowded:
@@ -146,7 +147,7 @@ def _example() -> str:
 
 def _page(
     rows: list[tuple[str, ...]], timings: Sequence[Timing], places: Sequence[Place], crowded: bool, said: Sequence[speak.Said],
-    pictures: Path,
+    pictures: Path, links: Sequence[Link],
 ) -> str:  # fmt: skip
     standing = [
         (p.spec, f"{p.effective:.2f} ± {p.effective_sd:.2f}", f"{p.refusal:.3f} ± {p.refusal_sd:.3f}", f"{p.kept:.2f}")
@@ -216,7 +217,6 @@ def _page(
             "Why it is fast, in its own words", "The plan says which backend runs and for which reason.", [Code(_example())]
         ),
     ]
-    links = [Link("Two people, one model", IDENTITIES)]
     return render("regard: one attention operator, measured", LEAD, sections, _foot(), pictures, links)
 
 
