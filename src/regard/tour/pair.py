@@ -2,6 +2,9 @@
 
 As in `identity/people.py`, a fact stands near the words that will ask for it, and the listener repeats it; in the next
 conversation only the assistant names a value, so whoever asks gives nothing away.
+
+These words are the fourth that were tried, chosen by looking at answers, so that they show what an identity is; they measure
+nothing. Facts joined by "and", facts that end in "I see", and a Tom who plays chess were answered worse, in context too.
 """
 
 from __future__ import annotations

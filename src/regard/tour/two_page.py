@@ -93,8 +93,11 @@ def sections(two: Two) -> list[Section]:
         ),
         Section(
             "What this page does not show",
-            "Two people are an illustration, not evidence, and these two were written for it. How identities do on many people, with "
-            "intervals, what they cost on neutral text, and where they fail is in docs/identity.md.",
+            "Two people are an illustration, not evidence. Their words, the prompts and the share of tokens kept (a half; the "
+            "package keeps a quarter) were chosen by looking at answers: four wordings were tried, and the first had answers that "
+            "were plainly worse. Sleep runs at the package's own rates. Two gentler settings that were tried on Mara did better on "
+            "what was held back and worse on her next conversation, so nothing here says that sleep helps. How identities do on many "
+            "people who were not chosen, with intervals, and where they fail is in docs/identity.md.",
             [],
         ),
     ]
@@ -108,11 +111,7 @@ CONTROLS_CAPTION = (
 
 def _common(cosine: float) -> str:
     """What a high cosine means, where it is high."""
-    return (
-        " Most of it is what both lives have in common: the same kind of chat. The person is in the rest."
-        if cosine > 0.8
-        else ""
-    )
+    return " The two are nearly alike: what tells these people apart is hardly here." if cosine > 0.8 else ""
 
 
 def control_head(two: Two) -> tuple[str, ...]:
@@ -151,16 +150,13 @@ def remarks(two: Two) -> str:
     shared = [p.losses["nobody"] - p.losses["other"] for p in two.people]
     if min(shared) > 0:
         found.append(
-            f"The other person's identity helps as well, by {_both(shared)} nats: it knows this kind of chat, and not these facts."
+            f"The other person's identity helps as well, by {_both(shared)} nats, so not all of the gain is about the person."
         )
     gain, room = (sum(p.losses["nobody"] - p.losses[n] for p in two.people) for n in ("own", "context"))
     if room > 0:
         found.append(f"Own identities reach {gain / room:.0%} of what the whole history in context gives.")
         if gain > room:
-            found.append(
-                "More than all of it is no wonder: how widely heads open to imprints was trained on such chats, and how this small "
-                "model reads a long prompt was not."
-            )
+            found.append("More than all of it means that the context is no upper bound here; why, this page does not test.")
     return " ".join(found)
 
 
