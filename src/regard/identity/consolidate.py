@@ -98,6 +98,8 @@ class SleepRule:
             raise SpecError(f"{self}: steps and look_every are at least 1, and some questions are held back, not all")
         if not self.parts or set(self.parts) - {"self", "trace", "imprints"}:
             raise SpecError(f"parts={self.parts}: choose from self, trace and imprints")
+        if self.rank < 2 or self.rank % 2:
+            raise SpecError(f"rank={self.rank}: half of it is for either sign, so it is even and at least 2")
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +180,10 @@ def draft(identity: Identity, rule: SleepRule) -> Draft:
         if identity.trace is not None:
             leaves["left"], signs = identity.trace.left.dense(), identity.trace.signs.float()
         else:
+            if rule.rank > D:
+                raise SpecError(
+                    f"rank={rule.rank}: a head of this model is {D} wide, and its trace has at most as many columns"
+                )
             half = rule.rank // 2
             # L₊ = L₋ makes T = L₊L₊ᵀ − L₋L₋ᵀ zero, and yet its gradient is not.
             one = torch.randn(L, G, half, D, generator=torch.Generator().manual_seed(rule.seed)) * (0.1 / D**0.5)
@@ -385,12 +391,17 @@ def consolidate(
     if not any(len(c) for c in history):
         raise StateError("there is no history to sleep over; imprint a conversation first")
     flat = [dict(m) for c in history for m in c]
-    with frozen(model):
+    # What the history is compared with is the base, whoever lives in the model meanwhile.
+    with frozen(model), body.read([None] * body.base.depth):
         if items is None:
             tell("asking itself about the history", None)
             items = interview(body, tokenizer, flat, rule)
         held, studied = items[: rule.held_back * 2 : 2], [*items[1 : rule.held_back * 2 : 2], *items[rule.held_back * 2 :]]
-        again = [_history_item(body, tokenizer, c) for c in history if len(c)]
+        again = [item for c in history if len(c) if len((item := _history_item(body, tokenizer, c)).at)]
+        if not held or not again:
+            raise StateError(
+                "nobody says anything in this history, or no questions were held back; there is nothing to sleep over"
+            )
         calm = [anchor_item(body, tokenizer, t, as_chat) for t in NEUTRAL for as_chat in (False, True)]
         others = [_stranger(body, tokenizer, x) for x in STRANGERS]
         work = draft(identity, rule)
