@@ -268,8 +268,10 @@ def measure(each: Callable[[int], dict[str, Any]], indices: Sequence[int], out: 
     for i in indices:
         if i not in done:
             line = json.dumps(each(i), ensure_ascii=False)
+            # A line that was cut off has no end, and what is written after it would be lost with it.
+            cut = out.is_file() and out.read_bytes()[-1:] not in (b"", b"\n")
             with out.open("a", encoding="utf-8") as f:
-                f.write(line + "\n")
+                f.write(f"\n{line}\n" if cut else f"{line}\n")
 
 
 def joined(rows: Sequence[dict[str, Any]], nights: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -281,7 +283,8 @@ def joined(rows: Sequence[dict[str, Any]], nights: Sequence[dict[str, Any]]) -> 
 def records(path: Path) -> list[dict[str, Any]]:
     """The people in a file; a line that was cut off is as if it had not been written."""
     found: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+    # A cut may go through a letter, and only "\n" ends a line: JSON may hold what else Python takes for one.
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
         try:
             found.append(json.loads(line))
         except json.JSONDecodeError:
@@ -453,11 +456,7 @@ def measure_speakers(lab: Lab, count: int, k: int, n: int, out: Path) -> None:
     if text is None or not count:
         return
     cast_ = speakers(text)[: count + 1]
-    done = {r["i"] for r in records(out)}
-    for i in range(len(cast_) - 1)[k::n]:
-        if i not in done:
-            with out.open("a", encoding="utf-8") as f:
-                f.write(json.dumps(lab.speaker(i, cast_[i], cast_[i + 1])) + "\n")
+    measure(lambda i: lab.speaker(i, cast_[i], cast_[i + 1]), range(len(cast_) - 1)[k::n], out)
 
 
 def shakespeare() -> str | None:
