@@ -99,7 +99,7 @@ def test_a_night_is_slept_again_to_the_same_state(model: Model, monkeypatch: pyt
     mara = life(model, DIARY, CHAT)
     assert mara.self is not None
     far = float(mara.self.s.abs().mean()) + 0.004
-    rule = SleepRule(steps=5, look_every=1, questions=3, held_back=1, rate=0.01)
+    rule = SleepRule(steps=5, look_every=1, questions=3, held_back=1, rate=0.01, self_rate=0.01)
     after, slept = consolidate(model, mara, history([DIARY, CHAT], TOKENIZER), TOKENIZER, rule)
     assert 0 < slept.best_step < rule.steps
     night = slept_well(rule, slept)
