@@ -260,8 +260,9 @@ class School:
             for x, g in zip(leaves.values(), grads, strict=True):
                 x.grad = g
             optimiser.step()
-            history.append(float(mine))
-            self.tell(f"learning {part}: {float(mine):.2f} nats, harm {float(theirs):.3f}", (i + 1) / total)
+            nats, hurt = float(mine.detach()), float(theirs.detach())
+            history.append(nats)
+            self.tell(f"learning {part}: {nats:.2f} nats, harm {hurt:.3f}", (i + 1) / total)
         last = history[-max(1, total // 4) :]
         return sum(last) / len(last)
 
