@@ -323,6 +323,8 @@ def test_bytes_of_any_kind_are_refused(data: bytes):
 
 
 def test_states_that_are_wrong_are_refused_where_they_are_made():
+    with pytest.raises(StateError, match="whole numbers"):
+        replace(MARA, life=replace(MARA.life, tokens=1 << 31))
     with pytest.raises(StateError, match="form"):
         replace(MARA, self=SelfState(torch.zeros(2, 16), "soul"))  # type: ignore[arg-type]
     with pytest.raises(StateError, match=r"self\.s"):

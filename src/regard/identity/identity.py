@@ -346,7 +346,8 @@ def check(identity: Identity) -> None:
 
 
 def _is_count(n: object) -> bool:
-    return isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 53
+    """True for a whole number that positions of imprints, of 32 bits, can count to."""
+    return isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 31
 
 
 def _is_text(x: object) -> bool:

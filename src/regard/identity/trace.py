@@ -76,13 +76,13 @@ def written(
     if rule.write != "delta":
         new = torch.einsum("lgnd,lgne,n->lgde", k, q, aim * depth)
         return rule.decay * old + gain[..., None, None] * _symmetric(new)
-    T = rule.decay * old
+    now = rule.decay * old
     for t in e.shock[said].cpu().topk(min(STRONGEST, len(said))).indices.sort().values.tolist():
         kt, qt = k[:, :, t], q[:, :, t]
-        missing = aim - torch.einsum("lgd,lgde,lge->lg", kt, T, qt)
+        missing = aim - torch.einsum("lgd,lgde,lge->lg", kt, now, qt)
         pair = _symmetric(kt[..., :, None] * qt[..., None, :])
-        T = T + (depth[t] * gain * missing)[..., None, None] * pair
-    return T
+        now = now + (depth[t] * gain * missing)[..., None, None] * pair
+    return now
 
 
 def compressed(T: Float[Tensor, "L G D D"], rule: TraceRule) -> TraceState:
