@@ -68,6 +68,10 @@ class Bend(Protocol):
     def meet(
         self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Cache, allow: Allow | Tensor | None
     ) -> tuple[Tensor, Cache]: ...
+    def step(self, attention: Attention, qkv: Tensor, batch: int, cache: Cache, allow: Allow) -> tuple[Tensor, Cache] | None:
+        """The same for one token per row, from one product (B, (H + 2G)·D); None where there is no shorter way."""
+        ...
+
     def rows(self, index: Tensor) -> Bend: ...
     @property
     def batch(self) -> int:

@@ -31,7 +31,7 @@ def identity(
     workers: Annotated[int, typer.Option(help="processes side by side, one thread each")] = 2,
     sleep: Annotated[bool, typer.Option(help="measure consolidation too: nine tenths of the time")] = True,
     speakers: Annotated[int, typer.Option(help="speakers of TinyShakespeare to measure as well")] = 40,
-    steps: Annotated[int, typer.Option(help="steps of consolidation")] = 12,
+    steps: Annotated[int, typer.Option(help="steps of consolidation")] = 16,
     shard: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Own against another's, shuffled, random and in context, for made-up people and the speakers of TinyShakespeare.

@@ -31,7 +31,7 @@ from .body import Body, body_of
 from .identity import Form, Identity, SelfState, TraceState
 from .observe import Chat, chat_tokens
 from .packed import Packed
-from .read import LayerRead
+from .read import LayerRead, layer_reads
 
 Part = Literal["self", "trace", "imprints"]
 
@@ -78,13 +78,15 @@ class SleepRule:
     """Adam's, for the trace."""
     self_rate: float = 0.05
     """Adam's, for the self as a token; a key bias needs a fifth of it."""
-    slot_rate: float = 0.04
+    slot_rate: float = 0.05
     """Adam's, for imprints, as a share of the spread of their numbers."""
     weight_rate: float = 0.05
     """Adam's, for how widely heads open to each imprint."""
-    anchor: float = 3.0
+    anchor: float | None = None
+    """How firmly the base is held to. By itself 1.5 where there are imprints, which act where they are asked, and 3 for a self or a
+    trace alone, which act everywhere."""
     asks: float | None = None
-    """The share of steps that answer questions of the interview; the others read the history again. By itself a third where
+    """The share of steps that answer questions of the interview; the others read the history again. By itself a half where
     there are imprints, which can hold answers, and none for a self or a trace alone, which cannot."""
     questions: int = 10
     """Of the interview, those where the history matters most."""
@@ -407,7 +409,7 @@ def consolidate(
         work = draft(identity, rule)
         optimiser = torch.optim.Adam(_groups(work, rule))
         if night is None:
-            before = _mean_loss(body, work, held)
+            before = _mean_loss(body, identity, held)
             night = Night(0, {}, {}, {n: x.detach().clone() for n, x in work.leaves.items()}, before, 0, before, [(0, before)])
         else:
             _resume(work, optimiser, night)
@@ -424,7 +426,8 @@ def consolidate(
                 optimiser.step()
                 night.step += 1
                 if night.step % rule.look_every == 0 or night.step == rule.steps:
-                    loss = _mean_loss(body, work, held)
+                    # Judged as it will be kept, packed.
+                    loss = _mean_loss(body, work.identity(), held)
                     night.looks.append((night.step, loss))
                     if loss < night.best_loss:
                         night.best_loss, night.best_step = loss, night.step
@@ -451,12 +454,14 @@ def _lesson(
         return x[int(torch.randint(len(x), (1,), generator=pick))]
 
     found: list[tuple[float, Item]] = []
-    asks = (0.34 if "imprints" in rule.parts else 0.0) if rule.asks is None else rule.asks
+    held = "imprints" in rule.parts
+    asks = (0.5 if held else 0.0) if rule.asks is None else rule.asks
+    anchor = (1.5 if held else 3.0) if rule.anchor is None else rule.anchor
     if studied and int((step + 1) * asks) > int(step * asks):
         found += [(0.5, any_of(studied)), (0.5, any_of(studied))]
     else:
         found.append((1.0, _with_a_gap(any_of(again), pick)))
-    return [*found, (rule.anchor, any_of(anchors))]
+    return [*found, (anchor, any_of(anchors))]
 
 
 def _with_a_gap(item: Item, pick: torch.Generator) -> Item:
@@ -503,8 +508,8 @@ def _stranger(body: Body, tokenizer: Tokenizer, said: tuple[str, ...]) -> Item:
 
 
 @torch.no_grad()
-def _mean_loss(body: Body, work: Draft, items: list[Item]) -> float:
-    with body.read(work.reads(body.scales)):
+def _mean_loss(body: Body, identity: Identity, items: list[Item]) -> float:
+    with body.read(layer_reads([identity], body.scales, device=body.device)):
         return sum(float(x) for x in losses(body, items)) / len(items)
 
 

@@ -42,7 +42,9 @@ class Plan:
     people: int = 40
     seed: int = 0
     recall: bool = True
-    steps: int = 12
+    shares: tuple[float, ...] = SHARES
+    """Budgets of imprints that are slept over."""
+    steps: int = 16
 
 
 class Lab:
@@ -150,7 +152,7 @@ class Lab:
         whole = slept("everything 0.25", self.keeps(e, "learned", 0.25), ("self", "trace", "imprints"))
         if self.plan.recall:
             found["recall"] = self.recall(whole, me, other, chat)
-        for share in SHARES:
+        for share in self.plan.shares:
             slept(f"imprints {share}", self.keeps(e, "learned", share), ("imprints",))
         slept("trace", self.nobody, ("trace",))
         slept("self", self.nobody, ("self",))
@@ -402,8 +404,9 @@ def markdown(s: dict[str, Any]) -> str:
     for keep in dict.fromkeys(n.split()[0] for n in s["keep"]):
         lines.append(f"| {keep} | " + " | ".join(s["keep"][f"{keep} {x}"].percent() for x in SHARES) + " |")
     if "slept" in s:
-        cells = [s["slept"][f"imprints {x}"]["share"].percent() for x in SHARES]
-        lines.append("| learned, then slept | " + " | ".join(cells) + " |")
+        slept = [s["slept"].get(f"imprints {x}") for x in SHARES]
+        cells = ["–" if x is None else x["share"].percent() for x in slept]
+        lines.append(f"| learned, then slept ({s['slept people']} people) | " + " | ".join(cells) + " |")
         lines.append(f"| everything, slept |  | {s['slept']['everything 0.25']['share'].percent()} |  |")
     lines += [
         "",

@@ -26,6 +26,7 @@ from ..attention.operator import attend
 from ..attention.spec import Spec
 from ..errors import CombinationError, ShapeError
 from ..geometry import Dot
+from ..models import native
 from ..nn import Attention, Cache
 from ..position import NoPosition, Rope
 from ..selection import Softmax
@@ -139,15 +140,18 @@ class LayerRead:
             asks, tells = self.columns(q, k)
         if turns is not None:
             q, k = (turns.apply(x, at, _NOTHING) for x in (q, k))
+        E = v.shape[-1]
         if self.wide:
             q, k = torch.cat([q, asks], -1), torch.cat([k, tells], -1)  # pyright: ignore
+            # The fused kernels want values as wide as keys.
+            v = F.pad(v, (0, k.shape[-1] - E))
         cache = cache.grown(k, v)
         keys, values = cache.keys(), cache.values()
         plain = attention.spec.selection == Softmax()
         ruled = rule(allow)
         first = self.alone and cache.lead and not at
         if plain and Q == 1 and refused is None and isinstance(ruled, Causal) and not first:
-            return one_row(q, keys, values, self.scale), cache
+            return one_row(q, keys, values, self.scale)[..., :E], cache
         if not isinstance(ruled, Causal) and cache.lead:
             ruled = Behind(cache.lead, ruled)
         if first:
@@ -155,7 +159,25 @@ class LayerRead:
         if refused is not None:
             open_ = refused.new_ones(*refused.shape[:3], keys.shape[2] - refused.shape[3])
             ruled = ruled & torch.cat([~refused, open_], -1)
-        return attend(q, keys, values, Spec(Dot(scale=self.scale), attention.spec.selection, NoPosition()), allow=ruled), cache
+        out = attend(q, keys, values, Spec(Dot(scale=self.scale), attention.spec.selection, NoPosition()), allow=ruled)
+        return out[..., :E], cache
+
+    def step(self, attention: Attention, qkv: Tensor, batch: int, cache: Cache, allow: Allow) -> tuple[Tensor, Cache] | None:
+        """One token per row by one call in C, where nothing is asked that it does not know."""
+        a, turns = attention, _turns(attention)
+        signed = self.signs is None or self.signs.ndim == 2
+        simple = self.wide and signed and self.beta is None and self.batch == 1 and isinstance(allow, Causal)
+        half = turns is None or turns.layout == "half"
+        if not (simple and half and len(cache) and a.spec.selection == Softmax()):
+            return None
+        H, G, D = a.heads, a.key_heads, a.head_width
+        at = len(cache)
+        angles = None if turns is None else turns.angles(qkv.view(batch, -1, D), at, at + 1)
+        wide = cache.keys().shape[-1]
+        left, signs, bias = (None if x is None else x[0].contiguous() for x in (self.left, self.signs, self.bias))
+        q, k, v = native.bend(qkv, angles, (H, G, D), wide, self.scale, left, signs, bias)
+        cache = cache.grown(k, v)
+        return one_row(q, cache.keys(), cache.values(), self.scale)[..., :D], cache
 
     def _slots(self, turns: Rope | None) -> tuple[Tensor, Tensor]:
         assert self.k is not None
@@ -164,6 +186,7 @@ class LayerRead:
             return self._kept["k"], self._kept["v"]
         turned = self.k if turns is None else turns.apply(self.k, -self.slots, _NOTHING)
         k, v = self.slot_heads(turned)
+        v = F.pad(v, (0, k.shape[-1] - v.shape[-1]))
         if not learns:
             self._kept.update(k=k, v=v)
         return k, v

@@ -69,6 +69,24 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, heads: int, width: int) -> None:
     library().turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, stride, heads, width, cos.shape[-1])
 
 
+def bend(
+    x: Tensor, angles: tuple[Tensor, Tensor] | None, heads: tuple[int, int, int], wide: int, scale: float,
+    left: Tensor | None, signs: Tensor | None, bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Queries, keys and values of one token per row, turned and `wide` columns wide, as an identity bends them.
+
+    x (rows, (H + 2G)·D) is not turned yet; left is (G, R, D), signs (R), bias (G, D)."""
+    rows, (H, G, D) = x.shape[0], heads
+    q, k, v = torch.empty(rows, H, 1, wide), torch.empty(rows, G, 1, wide), torch.empty(rows, G, 1, wide)
+    cos, sin = angles or (None, None)
+    library().bend(
+        x.data_ptr(), *(None if t is None else t.data_ptr() for t in (cos, sin, left, signs, bias)), scale,
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), rows, x.shape[1], H, G, D, 0 if cos is None else cos.shape[-1],
+        0 if left is None else left.shape[1], wide,
+    )  # fmt: skip
+    return q, k, v
+
+
 @cache
 def library() -> Any:
     """The compiled library, or None where it cannot be had."""
@@ -84,7 +102,8 @@ def library() -> Any:
     loaded.rms.argtypes = [_P, _P, _F, _P, _L, _L]
     loaded.swiglu.argtypes = [_P, _P, _L, _L]
     loaded.turn.argtypes = [_P, _P, _P, _L, _L, _L, _L, _L]
-    for f in (loaded.product, loaded.rms, loaded.swiglu, loaded.turn):
+    loaded.bend.argtypes = [_P, _P, _P, _P, _P, _P, _F, _P, _P, _P, *[_L] * 8]
+    for f in (loaded.product, loaded.rms, loaded.swiglu, loaded.turn, loaded.bend):
         f.restype = None
     return loaded
 

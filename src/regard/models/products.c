@@ -147,3 +147,42 @@ void turn(float *x, const float *cos, const float *sin, long rows, long stride, 
             }
         }
 }
+
+// One token's heads under an identity: turned, and with the columns that carry what it reads. x is (rows, stride): H queries, G keys
+// and G values of width D; left is (G, R, D). q, k and v come out W wide, what is beyond their columns zero.
+void bend(const float *x, const float *cosines, const float *sines, const float *left, const float *signs, const float *bias,
+          float scale, float *q, float *k, float *v, long rows, long stride, long H, long G, long D, long pairs, long R, long W) {
+    for (long row = 0; row < rows; row++) {
+        for (long h = 0; h < H + 2 * G; h++) {
+            const float *from = x + row * stride + h * D;
+            float *to = h < H ? q + (row * H + h) * W : h < H + G ? k + (row * G + h - H) * W : v + (row * G + h - H - G) * W;
+            for (long i = D; i < W; i++) to[i] = 0;
+            if (h >= H + G) {
+                for (long i = 0; i < D; i++) to[i] = from[i];
+                continue;
+            }
+            long g = h < H ? h / (H / G) : h - H;
+            float square = 0, own = 0;
+            for (long i = 0; i < D; i++) square += from[i] * from[i];
+            float length = sqrtf(square);
+            float unit = 1.0f / (length > 1e-12f ? length : 1e-12f);
+            for (long i = 0; i < pairs; i++) {
+                float a = from[i], b = from[i + pairs];
+                to[i] = a * cosines[i] - b * sines[i];
+                to[i + pairs] = b * cosines[i] + a * sines[i];
+            }
+            for (long i = 2 * pairs; i < D; i++) to[i] = from[i];
+            for (long r = 0; r < R; r++) {
+                const float *direction = left + (g * R + r) * D;
+                float near = 0;
+                for (long i = 0; i < D; i++) near += direction[i] * from[i];
+                near *= unit;
+                own -= near * near * signs[r];
+                to[D + r] = h < H ? near * signs[r] * 2 / scale : near;
+            }
+            if (h >= H && bias)
+                for (long i = 0; i < D; i++) own += bias[g * D + i] * from[i];
+            to[D + R] = h < H ? 1 / scale : own;
+        }
+    }
+}
