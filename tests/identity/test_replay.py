@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from regard.errors import RegardError
 from regard.identity import Identity, IdentityStore, Rule, SelfRule, SleepRule, TraceRule, base_of
-from regard.identity.consolidate import Draft, consolidate
+from regard.identity.consolidate import consolidate
 from regard.identity.living import living
 from regard.identity.replay import content, cut, happened, history, replay, sleep_rule, slept_well, told
 from regard.identity.store import Event
@@ -91,9 +91,10 @@ def test_forget_proves_that_the_rest_is_all_there_is(model: Model, tmp_path: Pat
 
 
 def test_a_night_is_slept_again_to_the_same_state(model: Model, monkeypatch: pytest.MonkeyPatch):
-    def middle(body: object, work: Draft, items: object) -> float:
+    def middle(body: object, work: Identity, items: object) -> float:
         """A random model has nothing to learn: here the self helps until it has moved so far, and then hurts."""
-        return abs(float(work.leaves["s"].detach().abs().mean()) - far)
+        assert work.self is not None
+        return abs(float(work.self.s.abs().mean()) - far)
 
     monkeypatch.setattr(sys.modules[consolidate.__module__], "_mean_loss", middle)
     mara = life(model, DIARY, CHAT)
