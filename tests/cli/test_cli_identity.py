@@ -113,7 +113,7 @@ def test_a_life_from_its_beginning_to_its_export(model: str, tmp_path: Path):
     assert found["sources"] == ["diary"]
     assert all(x["text"] in "I am Mara. My cat is called Mochi." for x in found["imprints"])
     text = good("identity", "show", "mara", "-m", model)
-    assert "1 experience, 34 tokens, 0 sleeps" in text
+    assert "1 experience, 33 tokens, 0 sleeps" in text
     assert "diary (8)" in text
     good("identity", "fork", "mara", "tom")
     imprint(model, "The boat leaves at nine.", source="letter")
