@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -69,7 +70,7 @@ def identity(
 
 def report(out: Path) -> str:
     """The tables of a folder, also written beside its lines."""
-    from ..identity.evaluate import Figure, joined, markdown, records, speaker_table, summary
+    from ..identity.evaluate import Figure, figure, joined, markdown, records, speaker_table, summary
 
     nights = [r for f in sorted(out.glob("nights-*.jsonl")) for r in records(f)]
     rows = joined([r for f in sorted(out.glob("people-*.jsonl")) for r in records(f)], nights)
@@ -81,6 +82,9 @@ def report(out: Path) -> str:
     def plain(x: object) -> object:
         return [x.mean, x.low, x.high, x.count] if isinstance(x, Figure) else str(x)
 
+    if found["people"]:
+        with contextlib.suppress(ImportError):
+            figure(found, out / "evidence.png")
     (out / "evidence.json").write_text(json.dumps(found, default=plain, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return text
 

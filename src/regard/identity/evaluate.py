@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import StateError
 from ..models.tokenizer import Tokenizer
 from .body import Body, body_of
 from .consolidate import Item, SleepRule, anchor_item, answers_item, consolidate, frozen, interview, losses, reader
@@ -326,6 +327,8 @@ def bootstrap(top: Sequence[float], bottom: Sequence[float] | None = None, *, dr
 def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Every figure of the evidence, from the people that were measured."""
     rows = sorted(found, key=lambda r: r["i"])
+    if not rows:
+        raise StateError("no one has been measured yet; run: regard evaluate identity")
     by = {r["i"]: r for r in rows}
     gain = [r["base"] - r["context"] for r in rows]
     out: dict[str, Any] = {
@@ -363,7 +366,8 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 ("other", "other_questions"),
             )
         }
-        out["recall"]["own of context"] = bootstrap([r["own"] for r in asked], [max(r["context"], 0) for r in asked])
+        if sum(r["context"] for r in asked):
+            out["recall"]["own of context"] = bootstrap([r["own"] for r in asked], [r["context"] for r in asked])
     return out
 
 
@@ -427,7 +431,7 @@ def markdown(s: dict[str, Any]) -> str:
         lines += ["", "| plain questions answered greedily | right |", "|---|---|"]
         names = {"context": "history in context", "own": "own identity, fresh chat", "other": "another's identity", "nobody": "no identity",
                  "own of context": "own, as a share of in context"}  # fmt: skip
-        lines += [f"| {names[n]} | {r[n].percent()} |" for n in names]
+        lines += [f"| {names[n]} | {r[n].percent()} |" for n in names if n in r]
     return "\n".join(lines) + "\n"
 
 
@@ -471,3 +475,46 @@ def shakespeare() -> str | None:
         for path in sorted(Path(root).rglob("input.txt")):
             return path.read_text(encoding="utf-8")
     return None
+
+
+def figure(s: dict[str, Any], path: Path) -> None:
+    """Two pictures: what each keeper keeps at each budget, and whose a state is."""
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas(figsize=(11, 4.4), layout="constrained")
+    left, right = canvas.subplots(1, 2)
+    # Okabe and Ito's colours: told apart by everyone.
+    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#7F3C8D", "#B0A000")
+    order = sorted({n.split()[0] for n in s["keep"]}, key=lambda n: -s["keep"][f"{n} 0.25"].mean)
+    for name, colour in zip(order, colours, strict=False):
+        figures = [s["keep"][f"{name} {x}"] for x in SHARES]
+        bold = name == "learned"
+        left.plot(
+            [100 * x for x in SHARES], [100 * f.mean for f in figures], "o-", color=colour, lw=3 if bold else 1.4, label=name
+        )
+    slept = [(x, s.get("slept", {}).get(f"imprints {x}")) for x in SHARES]
+    if any(y for _, y in slept):
+        points = [(100 * x, 100 * y["share"].mean) for x, y in slept if y]
+        left.plot(*zip(*points, strict=True), "s--", color="#0072B2", lw=2, label="learned, then slept")
+    left.axhline(100, color="#666666", lw=1, ls=":")
+    left.set(
+        xlabel="share of the history's tokens that is kept (%)",
+        ylabel="share of the in-context gain (%)",
+        xticks=[100 * x for x in SHARES],
+    )
+    left.legend(fontsize=8)
+    states = {f"{n.replace('_fast', '')}, fast": x for n, x in s["states"].items()} | {
+        f"{n}, slept": x for n, x in s.get("slept", {}).items()
+    }
+    states = {n: x for n, x in states.items() if "other" in x}
+    rows = range(len(states))
+    for shift, kind, colour, label in ((-0.18, "own", "#0072B2", "own"), (0.18, "other", "#D55E00", "another's")):
+        found = [x[kind] for x in states.values()]
+        spread = [[f.mean - f.low for f in found], [f.high - f.mean for f in found]]
+        right.barh([r + shift for r in rows], [f.mean for f in found], 0.34, xerr=spread, color=colour, label=label)
+    right.set_yticks(list(rows), list(states))
+    right.invert_yaxis()
+    right.axvline(0, color="#666666", lw=1)
+    right.set_xlabel("nats per token against the base model; 95% intervals")
+    right.legend(fontsize=8)
+    canvas.savefig(path, dpi=130)
