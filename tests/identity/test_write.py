@@ -91,7 +91,7 @@ def test_keepers_are_what_they_say(e: Experience):
     assert torch.equal(worth_of(e, "shock")[content], e.shock[content])
     after = torch.maximum(e.shock, torch.cat([e.shock[1:], torch.zeros(1)]))
     assert torch.equal(worth_of(e, "shock_next")[content], after[content])
-    received = [sum(float(e.attention[:, i, j].sum()) for i in range(j + 1, len(e))) for j in range(len(e))]
+    received = [sum(float(e.attention[:, i, j].sum()) for i in range(j, len(e))) for j in range(len(e))]
     assert torch.allclose(worth_of(e, "attention")[content], torch.tensor(received)[content], atol=1e-4)
     assert worth_of(e, "recency").argmax() == content[-1]
     assert not torch.equal(worth_of(e, "random", 0), worth_of(e, "random", 1))

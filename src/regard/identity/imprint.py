@@ -4,7 +4,7 @@ A keeper gives every token of an experience a worth; the budget takes the best. 
 
     shock        what surprised the model                         recency      the last tokens
     shock_next   that, or what came right before a surprise       random       any (the control)
-    attention    H2O: attention received from all later tokens    value_norm   |v|, summed over layers
+    attention    H2O: attention gathered from all tokens so far   value_norm   |v|, summed over layers
     snapkv       attention received from the last 16 tokens       diversity    GD coverage: far in L2 from what is kept
     learned      a scorer over all of these, trained on episodes of other people (`learn.py`)
 
@@ -40,7 +40,12 @@ def shock_next(e: Experience, seed: int = 0) -> Tensor:
 
 
 def attention_mass(e: Experience, seed: int = 0) -> Tensor:
-    """H2O: column sums of attention, without what a token gives itself."""
+    """H2O: the attention that a token has gathered from everyone so far, itself included."""
+    return e.attention.sum((0, 1))
+
+
+def later_attention(e: Experience) -> Tensor:
+    """Attention from later tokens alone; a feature of the learned scorer."""
     return e.attention.tril(-1).sum((0, 1))
 
 

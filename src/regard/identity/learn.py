@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .identity import Base, Form
-from .imprint import attention_mass, snapkv, value_norm
+from .imprint import later_attention, snapkv, value_norm
 from .observe import Experience
 from .read import LayerRead
 from .self_state import pooled
@@ -57,7 +57,7 @@ def features(e: Experience) -> Float[Tensor, "N F"]:
         F.pad(shock[:-1], (1, 0)),
         F.pad(shock[1:], (0, 1)),
         F.pad(shock[2:], (0, 2)),
-        attention_mass(e).cpu().clamp_min(1e-6).log(),
+        later_attention(e).cpu().clamp_min(1e-6).log(),
         snapkv(e).cpu().clamp_min(1e-6).log(),
         value_norm(e).cpu(),
         torch.arange(len(e), dtype=torch.float32),
