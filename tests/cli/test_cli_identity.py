@@ -105,8 +105,8 @@ def test_help_of_every_verb_shows_an_example(verb: list[str]):
 def test_a_life_from_its_beginning_to_its_export(model: str, tmp_path: Path):
     assert "an empty identity" in good("identity", "new", "mara", "-m", model)
     said = imprint(model)
-    assert "kept 8 of 33 tokens from diary: " in said
-    assert "8 imprints, 1 experience" in said
+    assert "kept 16 of 33 tokens from diary: " in said
+    assert "16 imprints, 1 experience" in said
     listed = json.loads(good("identity", "list", "--json"))
     assert [(x["name"], x["experiences"], x["kind"]) for x in listed] == [("mara", 1, "imprint")]
     found = shown("mara", model)
@@ -114,7 +114,7 @@ def test_a_life_from_its_beginning_to_its_export(model: str, tmp_path: Path):
     assert all(x["text"] in "I am Mara. My cat is called Mochi." for x in found["imprints"])
     text = good("identity", "show", "mara", "-m", model)
     assert "1 experience, 33 tokens, 0 sleeps" in text
-    assert "diary (8)" in text
+    assert "diary (16)" in text
     good("identity", "fork", "mara", "tom")
     imprint(model, "The boat leaves at nine.", source="letter")
     assert "+letter" in good("identity", "diff", "tom", "mara")

@@ -31,7 +31,7 @@ class Rule:
     """A keeper of imprints, by name."""
     budget: int = 64
     """Slots that an identity has at most."""
-    share: float = 0.25
+    share: float = 0.5
     """Slots for each token that it has met: a short life has few."""
     merge: bool = False
     trace: TraceRule | None = None
