@@ -13,7 +13,7 @@ from regard.errors import CheckpointError
 from regard.identity import learn
 from regard.identity.body import base_of, body_of
 from regard.identity.consolidate import frozen
-from regard.identity.imprint import attention_mass, worth_of
+from regard.identity.imprint import later_attention, worth_of
 from regard.identity.learn import FEATURES, HIDDEN, FastWrite, School, Study, features, shipped_for
 from regard.identity.observe import observe
 from regard.identity.people import Person
@@ -45,7 +45,7 @@ def test_features_are_spreads_from_the_mean_of_what_was_said():
     assert torch.allclose(said.mean(0), torch.zeros(len(FEATURES)), atol=1e-4)
     assert torch.allclose(said.std(0), torch.ones(len(FEATURES)), atol=1e-3)
     order = said[:, FEATURES.index("attention")].argsort()
-    assert torch.equal(order, attention_mass(e)[e.content].argsort())
+    assert torch.equal(order, later_attention(e)[e.content].argsort())
 
 
 def test_features_of_a_text_without_any_spread_are_finite():
