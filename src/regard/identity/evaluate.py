@@ -517,4 +517,4 @@ def figure(s: dict[str, Any], path: Path) -> None:
     right.axvline(0, color="#666666", lw=1)
     right.set_xlabel("nats per token against the base model; 95% intervals")
     right.legend(fontsize=8)
-    canvas.savefig(path, dpi=130)
+    canvas.savefig(path, dpi=90)
