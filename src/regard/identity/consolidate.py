@@ -273,24 +273,9 @@ def logs_at(body: Body, ids: Tensor, at: Tensor) -> Tensor:
 
 
 def _places(tokenizer: Tokenizer, chat: list[dict[str, str]], roles: tuple[str, ...]) -> tuple[list[int], list[int]]:
-    ids, said = chat_tokens(chat, tokenizer)
-    if len(roles) == 1:
-        other = [dict(m, role="system") if m["role"] not in roles else m for m in chat]
-        # Only whose words are scored changes; the tokens are those of the real chat.
-        said = _said(ids, other, tokenizer)
+    """A chat's tokens, and where these roles speak; the first token has nothing before it to say it."""
+    ids, said = chat_tokens(chat, tokenizer, roles)
     return ids, [i for i, x in enumerate(said) if x and i > 0]
-
-
-def _said(ids: list[int], chat: list[dict[str, str]], tokenizer: Tokenizer) -> list[bool]:
-    said, at = [False] * len(ids), 0
-    for message in chat:
-        words = tokenizer.encode(message["content"].strip(), bos=False)
-        while at + len(words) <= len(ids) and ids[at : at + len(words)] != words:
-            at += 1
-        if message["role"] != "system":
-            said[at : at + len(words)] = [True] * min(len(words), len(ids) - at)
-        at += len(words)
-    return said
 
 
 @torch.no_grad()
@@ -299,7 +284,7 @@ def interview(
 ) -> list[Item]:
     """Questions that the history answers, the model's own answers to them with it in context, most telling first."""
     items: list[Item] = []
-    for question, (said, wanted) in zip(questions, _answers(body, tokenizer, history, questions), strict=True):
+    for question, (said, wanted) in zip(questions, greedy(body, tokenizer, history, questions), strict=True):
         asked = tokenizer.encode(tokenizer.chat([{"role": "user", "content": question}]))
         if said:
             ids = torch.tensor([*asked, *said], device=body.device)
@@ -310,14 +295,14 @@ def interview(
     return [items[i] for i in telling.argsort(descending=True)[: rule.questions].tolist()]
 
 
-def _answers(
-    body: Body, tokenizer: Tokenizer, history: Chat, questions: Sequence[str]
+def greedy(
+    body: Body, tokenizer: Tokenizer, history: Chat, questions: Sequence[str], longest: int = ANSWER
 ) -> list[tuple[list[int], Float[Tensor, "n V"]]]:
     """Greedy answers with the history in context, and the log-probabilities of everything that might have been said instead.
 
     The history is read once, and questions of one length are answered together.
     """
-    past, _ = chat_tokens([dict(m) for m in history], tokenizer)
+    past = chat_tokens([dict(m) for m in history], tokenizer)[0] if len(history) else []
     asked = [
         tokenizer.encode(tokenizer.chat([*map(dict, history), {"role": "user", "content": q}]))[len(past) :] for q in questions
     ]
@@ -325,9 +310,9 @@ def _answers(
     said: dict[int, tuple[list[int], list[Tensor]]] = {i: ([], []) for i in range(len(asked))}
     for length in sorted({len(a) for a in asked}):
         rows = [i for i, a in enumerate(asked) if len(a) == length]
-        step = reader(body, past, len(rows))
+        step = _reader(body, past, len(rows))
         tokens = torch.tensor([asked[i] for i in rows], device=body.device)
-        for _ in range(ANSWER):
+        for _ in range(longest):
             logs = step(tokens).float().log_softmax(-1)
             tokens = logs.argmax(-1, keepdim=True)
             for i, row, token in zip(rows, logs, tokens[:, 0].tolist(), strict=True):
@@ -339,7 +324,7 @@ def _answers(
     return [(line, torch.stack(logs)) for line, logs in said.values()]
 
 
-def reader(body: Body, past: list[int], rows: int) -> Callable[[Tensor], Tensor]:
+def _reader(body: Body, past: list[int], rows: int) -> Callable[[Tensor], Tensor]:
     """A function from the next tokens of some rows to the logits after them; all rows begin with `past`."""
     if isinstance(body.model, Model):
         decoder = prepare(body.model)

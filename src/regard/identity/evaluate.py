@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from ..errors import StateError
 from ..models.tokenizer import Tokenizer
 from .body import Body, body_of
-from .consolidate import Item, SleepRule, anchor_item, answers_item, consolidate, frozen, interview, losses, reader
+from .consolidate import Item, SleepRule, anchor_item, answers_item, consolidate, frozen, greedy, interview, losses
 from .identity import Identity, SelfState, TraceState
 from .imprint import KEEPERS
 from .living import living
-from .observe import Experience, chat_tokens, observe
+from .observe import Experience, observe
 from .packed import Packed
 from .people import Person, Speaker, neutral, people
 from .self_state import SelfRule
@@ -33,6 +33,8 @@ from .trace import TraceRule
 from .write import Rule, imprint
 
 SHARES = (0.125, 0.25, 0.5)
+LONGEST = 14
+"""Tokens of an answer to a plain question at most."""
 FAST_TRACE = TraceRule(write="centred")
 
 
@@ -162,43 +164,21 @@ class Lab:
     @torch.no_grad()
     def recall(self, identity: Identity, me: Person, other: Person, chat: list[dict[str, str]]) -> dict[str, Any]:
         """Greedy answers to plain questions: with the history in context, with the identity, with another's questions."""
-        past = chat_tokens([dict(m) for m in chat], self.tokenizer)[0]
-        right = {"questions": len(me.questions), "context": 0, "own": 0, "nobody": 0}
-
-        def asked(who: Person) -> list[str]:
-            return [q.text for q in who.questions]
-
+        found: dict[str, Any] = {"questions": len(me.questions), "other_questions": len(other.questions)}
         with living(self.model, None):
-            said = self.answers(asked(me), past, chat)
-            right["context"] = sum(q.value.lower() in a.lower() for q, a in zip(me.questions, said, strict=True))
-            said = self.answers(asked(me), [], [])
-            right["nobody"] = sum(q.value.lower() in a.lower() for q, a in zip(me.questions, said, strict=True))
+            found["context"] = _right(me, self.answers(me, chat))
+            found["nobody"] = _right(me, self.answers(me))
         with living(self.model, identity):
-            said = self.answers(asked(me), [], [])
-            right["own"] = sum(q.value.lower() in a.lower() for q, a in zip(me.questions, said, strict=True))
-            right["said"] = [f"{q.text} {a}" for q, a in zip(me.questions, said, strict=True)]  # pyright: ignore
-            said = self.answers(asked(other), [], [])
-            right["other_questions"] = len(other.questions)
-            right["other"] = sum(q.value.lower() in a.lower() for q, a in zip(other.questions, said, strict=True))
-        return right
+            said = self.answers(me)
+            found["own"], found["other"] = _right(me, said), _right(other, self.answers(other))
+        found["said"] = [f"{q.text} {a}" for q, a in zip(me.questions, said, strict=True)]
+        return found
 
-    def answers(self, questions: Sequence[str], past: list[int], chat: list[dict[str, str]], longest: int = 14) -> list[str]:
-        asked = [
-            self.tokenizer.encode(self.tokenizer.chat([*chat, {"role": "user", "content": q}]))[len(past) :] for q in questions
-        ]
-        said: dict[int, list[int]] = {i: [] for i in range(len(asked))}
+    def answers(self, who: Person, chat: Sequence[dict[str, str]] = ()) -> list[str]:
+        """What is answered to a person's questions, after this chat."""
         ends = set(self.tokenizer.eos_ids)
-        for length in sorted({len(a) for a in asked}):
-            rows = [i for i, a in enumerate(asked) if len(a) == length]
-            step = reader(self.body, past, len(rows))
-            tokens = torch.tensor([asked[i] for i in rows], device=self.body.device)
-            for _ in range(longest):
-                tokens = step(tokens).argmax(-1, keepdim=True)
-                for i, token in zip(rows, tokens[:, 0].tolist(), strict=True):
-                    said[i].append(token)
-                if all(ends & set(said[i]) for i in rows):
-                    break
-        return [self.tokenizer.decode(_until(said[i], ends)).strip() for i in range(len(asked))]
+        lines = greedy(self.body, self.tokenizer, chat, [q.text for q in who.questions], LONGEST)
+        return [self.tokenizer.decode([t for t in line if t not in ends]).strip() for line, _ in lines]
 
     def speaker(self, i: int, me: Speaker, other: Speaker) -> dict[str, Any]:
         """Earlier lines, then later ones: prose without facts."""
@@ -217,11 +197,8 @@ class Lab:
             return found
 
 
-def _until(ids: list[int], ends: set[int]) -> list[int]:
-    for n, t in enumerate(ids):
-        if t in ends:
-            return ids[:n]
-    return ids
+def _right(who: Person, said: Sequence[str]) -> int:
+    return sum(q.value.lower() in a.lower() for q, a in zip(who.questions, said, strict=True))
 
 
 def _text_item(body: Body, tokenizer: Tokenizer, text: str) -> Item:

@@ -110,8 +110,10 @@ def tokenised(text: str | Chat | Sequence[int], tokenizer: Tokenizer | None) -> 
     return chat_tokens([dict(m) for m in text], tokenizer)  # pyright: ignore
 
 
-def chat_tokens(chat: list[dict[str, str]], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
-    """A chat as its template writes it; said is what stands in the messages of people and of the model."""
+def chat_tokens(
+    chat: list[dict[str, str]], tokenizer: Tokenizer, roles: tuple[str, ...] | None = None
+) -> tuple[list[int], list[bool]]:
+    """A chat as its template writes it; said is what stands in the messages of these roles, by default of all but the system."""
     for message in chat:
         if not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):
             raise StateError(f"{message!r} is no message: it needs a role and a content")
@@ -125,7 +127,7 @@ def chat_tokens(chat: list[dict[str, str]], tokenizer: Tokenizer) -> tuple[list[
         if at + len(words) > len(ids):
             # The template changed the text, or a token reaches over its edge: all of it counts as said.
             return ids, [True] * len(ids)
-        if message["role"] != "system":
+        if message["role"] in roles if roles else message["role"] != "system":
             said[at : at + len(words)] = [True] * len(words)
         at += len(words)
     return ids, said
