@@ -16,6 +16,7 @@ from regard.identity.consolidate import frozen
 from regard.identity.imprint import later_attention, worth_of
 from regard.identity.learn import FEATURES, HIDDEN, FastWrite, School, Study, features, shipped_for
 from regard.identity.observe import observe
+from regard.identity.packed import Packed
 from regard.identity.people import Person
 from regard.identity.self_state import SelfRule
 from regard.identity.trace import TraceRule, compressed, dense, written
@@ -30,7 +31,7 @@ def made_up(base_model: Model, seed: int = 0) -> FastWrite:
     g = torch.Generator().manual_seed(seed)
     shapes = {
         "scorer.direct": (len(FEATURES),), "scorer.into": (len(FEATURES), HIDDEN), "scorer.bias": (HIDDEN,), "scorer.out": (HIDDEN,),
-        "gate": (L, G), "self.key": (L, G), "self.value": (L, G), "self.bias": (L, G), "trace.gain": (L, G),
+        "slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G), "self.key": (L, G), "self.value": (L, G), "self.bias": (L, G), "trace.gain": (L, G),
         "mean.q": (L, G, D), "mean.k": (L, G, D),
     }  # fmt: skip
     return FastWrite({n: torch.randn(s, generator=g) for n, s in shapes.items()}, base.fingerprint)
@@ -58,7 +59,7 @@ def test_the_worth_of_tokens_is_a_small_network_of_their_features():
     model = llama()
     e, write = heard(model), made_up(model)
     n = write.numbers
-    found = write.worth(e)
+    found = write.telling(e)
     assert found.shape == (len(HISTORY),)
     for t in range(len(HISTORY)):
         x = features(e)[t]
@@ -86,7 +87,7 @@ def test_gains_belong_to_the_base_that_they_were_learned_on(installed: Model):
     assert shipped_for(base_of(llama(1))) is None
     found = shipped_for(base_of(installed))
     assert found is not None
-    assert torch.equal(found.gate, made_up(installed).gate)
+    assert torch.equal(found.trace_gain, made_up(installed).trace_gain)
 
 
 def test_without_the_file_there_are_no_gains_and_the_learned_keeper_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path):
@@ -106,7 +107,10 @@ def test_what_was_learned_is_what_is_written(installed: Model):
     found = imprint(nobody(installed), e, rule)
     best = write.worth(e).masked_fill(~e.content, -math.inf).topk(len(found.imprints)).indices.sort().values
     assert found.imprints.token.tolist() == [HISTORY[i] for i in best.tolist()]
-    assert apart(found.imprints.weight, write.gate[..., None].expand_as(found.imprints.weight)) == 0
+    k, v, gate = write.opened(e.k[:, :, best], e.v[:, :, best])
+    assert apart(found.imprints.k.dense(), Packed.of(k).dense()) == 0
+    assert apart(found.imprints.v.dense(), Packed.of(v).dense()) == 0
+    assert apart(found.imprints.weight, gate.expand_as(found.imprints.weight)) == 0
     assert found.self is not None
     k = torch.einsum("lgnd,n->lgd", e.k, e.shock / e.shock.sum()) - write.means[1]
     assert apart(found.self.s, (write.numbers["self.bias"][..., None] * k).flatten(1)) < 1e-4
@@ -131,7 +135,7 @@ CROWD = [
 def test_a_school_of_two_people_learns_every_part():
     model = speaking()
     body = body_of(model)
-    L, G = body.base.depth, body.base.key_heads
+    L, G, D = body.base.depth, body.base.key_heads, body.base.head_width
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     told: list[float | None] = []
     with frozen(model):
@@ -145,7 +149,7 @@ def test_a_school_of_two_people_learns_every_part():
         parts = {
             "imprints": {
                 "scorer.direct": (len(FEATURES),), "scorer.into": (len(FEATURES), HIDDEN), "scorer.bias": (HIDDEN,),
-                "scorer.out": (HIDDEN,), "gate": (L, G),
+                "scorer.out": (HIDDEN,), "slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G),
             },
             "token": {"self.key": (L, G), "self.value": (L, G)},
             "bias": {"self.bias": (L, G)},

@@ -99,16 +99,19 @@ def test_keepers_are_what_they_say(e: Experience):
     assert torch.allclose(worth_of(e, "value_norm")[content], lengths[content])
 
 
-def test_diversity_ranks_all_and_takes_what_is_far_before_what_is_near(e: Experience):
-    worth = worth_of(e, "diversity")
+@pytest.mark.parametrize("keep", ["diversity", "coverage"])
+def test_the_next_to_be_kept_is_the_farthest_from_what_is_kept_and_shock_stretches_distances(e: Experience, keep: str):
     content = e.content.nonzero().flatten()
-    assert sorted(worth[content].tolist()) == list(range(1, len(content) + 1))
-    keys = F.normalize(e.k.transpose(0, 2).flatten(1), dim=-1)
-    order = worth.argsort(descending=True)[: len(content)]
-    for n in range(1, 6):
-        far = torch.cdist(keys[content], keys[order[:n]]).amin(1)
-        chosen = torch.cdist(keys[order[n], None], keys[order[:n]]).min()
-        assert float(chosen) == pytest.approx(float(far.max()), abs=1e-4)
+    worth = worth_of(e, keep)[content]
+    shock = e.shock[content]
+    stretch = 0.2 * shock / shock.std(correction=0) if keep == "coverage" else torch.zeros(len(content))
+    keys = F.normalize(e.k.transpose(0, 2).flatten(1), dim=-1)[content]
+    order = worth.argsort(descending=True, stable=True)
+    assert float(worth[order[0]]) == pytest.approx(math.log(2) + float(stretch.max()), abs=1e-4)
+    for n in range(1, len(content)):
+        far = torch.stack([(keys - keys[j]).norm(dim=-1) for j in order[:n]]).amin(0).log() + stretch
+        far[order[:n]] = -math.inf
+        assert float(worth[order[n]]) == pytest.approx(float(far.max()), abs=1e-3)
 
 
 def test_an_unknown_keeper_is_named_with_those_that_are_known(e: Experience):

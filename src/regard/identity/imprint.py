@@ -6,7 +6,8 @@ A keeper gives every token of an experience a worth; the budget takes the best. 
     shock_next   that, or what came right before a surprise       random       any (the control)
     attention    H2O: attention gathered from all tokens so far   value_norm   |v|, summed over layers
     snapkv       attention received from the last 16 tokens       diversity    GD coverage: far in L2 from what is kept
-    learned      a scorer over all of these, trained on episodes of other people (`learn.py`)
+    coverage     both at once: far from what is kept, and shocking
+    learned      that, with a scorer over all of these in the place of shock, trained on episodes of other people (`learn.py`)
 
 `merged` keeps the same number of slots, but those that are not kept are folded into their nearest kept neighbour.
 """
@@ -14,6 +15,7 @@ A keeper gives every token of an experience a worth; the budget takes the best. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,12 @@ from .identity import Imprints
 from .observe import Experience
 from .packed import Packed
 
+if TYPE_CHECKING:
+    from .learn import FastWrite
+
 LAST_QUERIES = 16
+TELLING = 0.2
+"""What a spread of shock is worth against the log of a distance."""
 Keeper = Callable[[Experience, int], Float[Tensor, " N"]]
 """An experience and a seed to the worth of each token."""
 
@@ -69,19 +76,32 @@ def value_norm(e: Experience, seed: int = 0) -> Tensor:
 
 def diversity(e: Experience, seed: int = 0) -> Tensor:
     """Farthest first: GD takes the nearest key, so what no kept key is near to is what coverage lacks."""
-    keys = F.normalize(e.k.transpose(0, 2).flatten(1), dim=-1)
-    worth = torch.full((len(e),), float("-inf"))
+    return covering(e, torch.zeros(len(e)))
+
+
+def coverage(e: Experience, seed: int = 0) -> Tensor:
+    said = e.shock[e.content]
+    spread = said.std(correction=0).clamp_min(1e-6) if len(said) else torch.tensor(1.0)
+    return covering(e, TELLING * e.shock / spread)
+
+
+def covering(e: Experience, telling: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """Farthest first, where every distance counts e^telling times: a token's worth is the log of it when its turn comes.
+
+    What is taken only brings the others nearer, so worths fall in the order of the taking, and those of two experiences compare.
+    """
     said = e.content.nonzero().flatten()
-    if not len(said):
-        return worth
-    far = torch.full((len(said),), float("inf"))
-    at = int(torch.linalg.vector_norm(keys[said] - keys[said].mean(0), dim=-1).argmax())
-    for rank in range(len(said)):
-        worth[said[at]] = float(len(said) - rank)
-        far = torch.minimum(far, torch.linalg.vector_norm(keys[said] - keys[said[at]], dim=-1))
-        far[at] = -1.0
-        at = int(far.argmax())
-    return worth
+    weight, at = telling[said].cpu(), said.cpu()
+    keys = F.normalize(e.k[:, :, said].permute(2, 0, 1, 3).flatten(1).float(), dim=-1)
+    apart = torch.cdist(keys, keys).cpu()
+    near, left = torch.full((len(said),), 2.0), torch.ones(len(said), dtype=torch.bool)
+    far_then = torch.zeros(len(said))
+    for _ in range(len(said)):
+        far = near.clamp_min(1e-6).log()
+        best = int((far + weight.detach()).masked_fill(~left, float("-inf")).argmax())
+        far_then[best], left[best] = far[best], False
+        near = torch.minimum(near, apart[best])
+    return torch.full((len(e),), float("-inf")).index_copy(0, at, far_then + weight)
 
 
 def learned(e: Experience, seed: int = 0) -> Tensor:
@@ -99,6 +119,7 @@ KEEPERS: dict[str, Keeper] = {
     "random": random,
     "value_norm": value_norm,
     "diversity": diversity,
+    "coverage": coverage,
     "learned": learned,
 }
 
@@ -112,17 +133,19 @@ def worth_of(e: Experience, keep: str, seed: int = 0) -> Tensor:
 
 
 def kept(
-    e: Experience, worth: Tensor, count: int, *, born: int, source: int, merge: bool = False, gate: Tensor | None = None
+    e: Experience, worth: Tensor, count: int, *, born: int, source: int, merge: bool = False, learned: FastWrite | None = None
 ) -> Imprints:
     """The `count` best tokens of an experience as imprints, in their order; `born` tokens were met before it.
 
-    `gate` (L, G) is how widely each head opens to them."""
+    `learned` opens the heads to them."""
     count = min(count, int(torch.isfinite(worth).sum()))
     index = worth.topk(count).indices.sort().values if count else torch.zeros(0, dtype=torch.long)
     k, v, weight = e.k[:, :, index], e.v[:, :, index], torch.zeros(count)
     if merge and count:
         k, v, weight = _merged(e, index, torch.isfinite(worth))
-    opened = torch.zeros(e.k.shape[:2]) if gate is None else gate
+    gate = torch.zeros(*e.k.shape[:2], 1)
+    if learned is not None:
+        k, v, gate = learned.opened(k, v)
     return Imprints(
         Packed.of(k),
         Packed.of(v),
@@ -130,7 +153,7 @@ def kept(
         (_before(e)[index] + born).to(torch.int32),
         e.shock[index].float().cpu(),
         torch.full((count,), source, dtype=torch.int32),
-        opened[..., None] + weight,
+        gate + weight,
         worth[index] * abs(e.affect),
     )
 

@@ -1,14 +1,19 @@
 """The trained fast write: what an untrained rule cannot know, learned once on people who were made up, the base frozen.
 
     python -m regard.identity.learn            # writes fast_write.safetensors beside this file, with its seed and its data's name
+    python -m regard.identity.learn trace      # one part of it anew
 
 An episode is one person: the history is observed in one pass, written without a gradient, and the next conversation is read. The
 gradient of its surprise goes into a few thousand numbers that all people share, never into a person:
 
-    scorer   features of a token → its worth. Slots are weighted by σ((worth − threshold)/τ), the threshold where the budget ends
-    gate     how widely each head opens to slots, learned together with the scorer, against harm on neutral text
+    scorer   features of a token → how telling it is, which weighs its distance from what is kept already (`imprint.covering`).
+             Slots are weighted by σ((worth − threshold)/τ), the threshold where the budget ends
+    slots    how widely each head opens to them, to which queries (a shift of all their keys), and how loudly they answer; learned
+             together with the scorer, against harm on neutral text and on other people's words
     trace    a signed gain per layer and key head on the centred write, and the base's mean queries and keys
     self     a gain per layer and key head on what was pooled, for each form
+
+A self and a trace must be somebody's, so what they give to another person's words counts against them, nat for nat.
 
 On another base only the scorer is used: its features are relative to the text, the gains belong to layers.
 """
@@ -29,7 +34,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .identity import Base, Form
-from .imprint import later_attention, snapkv, value_norm
+from .imprint import TELLING, covering, later_attention, snapkv, value_norm
 from .observe import Experience
 from .read import LayerRead
 from .self_state import pooled
@@ -45,8 +50,8 @@ FILE = Path(__file__).with_name("fast_write.safetensors")
 FEATURES = ("shock", "shock_before", "shock_after", "shock_after_two", "attention", "last_attention", "value_norm", "recency")
 HIDDEN = 16
 BUDGETS = (0.125, 0.25, 0.5)
-SOFT = 0.5
-"""τ of the gate; worths have a spread of about one."""
+SOFT = 0.1
+"""τ of the gate; worths, logs of distances, have a spread of about a third."""
 
 
 def features(e: Experience) -> Float[Tensor, "N F"]:
@@ -78,6 +83,10 @@ class FastWrite:
     fingerprint: str = ""
 
     def worth(self, e: Experience) -> Float[Tensor, " N"]:
+        """How telling each token is, and how little is like it among what is worth more."""
+        return covering(e, self.telling(e))
+
+    def telling(self, e: Experience) -> Float[Tensor, " N"]:
         n = self.numbers
         x = features(e)
         return x @ n["scorer.direct"] + torch.tanh(x @ n["scorer.into"] + n["scorer.bias"]) @ n["scorer.out"]
@@ -87,10 +96,10 @@ class FastWrite:
         """q̄ and k̄ of the base on ordinary text, (L, G, D)."""
         return self.numbers["mean.q"], self.numbers["mean.k"]
 
-    @property
-    def gate(self) -> Float[Tensor, "L G"]:
-        """How widely each head opens to imprints."""
-        return self.numbers["gate"]
+    def opened(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Float[Tensor, "L G 1"]]:
+        """Keys and values (L, G, m, D) as slots, and how widely each head opens to them."""
+        n = self.numbers
+        return k + n["slots.shift"][:, :, None], v * n["slots.value"][..., None, None], n["slots.gate"][..., None]
 
     @property
     def trace_gain(self) -> Float[Tensor, "L G"]:
@@ -140,18 +149,28 @@ class Study:
     people: int = 48
     seed: int = 7
     rate: float = 0.03
+    rounds: int = 2
+    """How often each person is met while learning to keep; once for a self and a trace."""
     anchor: float = 1.0
     """Of harm: KL to the base on neutral text and on other people's conversations."""
+
+
+PARTS = ("imprints", "token", "bias", "trace")
+PACES = {"scorer.direct": 0.2, "scorer.into": 0.2, "scorer.bias": 0.2, "scorer.out": 0.2, "slots.gate": 2.0, "self.key": 2.0,
+         "self.value": 2.0, "self.bias": 2.0, "trace.gain": 2.0}  # fmt: skip
+"""How fast each tensor learns beside the shift of keys, which is counted in their spreads."""
 
 
 def train(
     model_name: str = "smollm2",
     study: Study | None = None,
     out: Path = FILE,
+    parts: Sequence[str] = PARTS,
     tell: Callable[[str, float | None], object] = print,
 ) -> dict[str, float]:
-    """Learn everything anew and write it; gives back the mean losses of the last quarter of the episodes."""
-    from safetensors.torch import save_file
+    """Learn these parts anew, leave the others as they stand in `out`, and write it; gives back the mean losses of the last quarter
+    of the episodes."""
+    from safetensors.torch import load_file, save_file
 
     from ..models import hub
     from .body import body_of
@@ -161,22 +180,25 @@ def train(
     study = study or Study()
     model, tokenizer = hub.open_model(model_name)
     body = body_of(model)
-    L, G = body.base.depth, body.base.key_heads
+    L, G, D = body.base.depth, body.base.key_heads, body.base.head_width
     crowd = people(study.people, study.seed, "train")
     with frozen(model):
         school = School(body, tokenizer, crowd, neutral("train"), study, tell)
-        numbers = school.means()
+        numbers = (load_file(out) if out.is_file() and set(parts) != set(PARTS) else {}) | school.means()
         found: dict[str, float] = {}
-        for name, shapes in (
-            ("imprints", {"scorer.direct": (len(FEATURES),), "scorer.into": (len(FEATURES), HIDDEN), "scorer.bias": (HIDDEN,),
-                          "scorer.out": (HIDDEN,), "gate": (L, G)}),
-            ("token", {"self.key": (L, G), "self.value": (L, G)}),
-            ("bias", {"self.bias": (L, G)}),
-            ("trace", {"trace.gain": (L, G)}),
-        ):  # fmt: skip
-            leaves = {n: _start(n, s, study.seed).requires_grad_() for n, s in shapes.items()}
+        shapes = {
+            "imprints": {"scorer.direct": (len(FEATURES),), "scorer.into": (len(FEATURES), HIDDEN), "scorer.bias": (HIDDEN,),
+                         "scorer.out": (HIDDEN,), "slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G)},
+            "token": {"self.key": (L, G), "self.value": (L, G)},
+            "bias": {"self.bias": (L, G)},
+            "trace": {"trace.gain": (L, G)},
+        }  # fmt: skip
+        for name in parts:
+            leaves = {n: _start(n, s, study.seed).requires_grad_() for n, s in shapes[name].items()}
             found[name] = school.run(name, leaves, numbers)
             numbers |= {n: x.detach().clone() for n, x in leaves.items()}
+            if name == "imprints":
+                numbers["slots.shift"] *= school.spread
     about = {
         "fingerprint": body.base.fingerprint,
         "base": model_name,
@@ -190,12 +212,12 @@ def train(
 
 
 def _start(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """The scorer starts as plain shock, the self token as what was pooled, every other gain as none."""
+    """The scorer starts as plain shock, slots and the self token as they were met, every other gain as none."""
     if name == "scorer.direct":
-        return F.one_hot(torch.tensor(FEATURES.index("shock")), len(FEATURES)).float()
+        return TELLING * F.one_hot(torch.tensor(FEATURES.index("shock")), len(FEATURES)).float()
     if name == "scorer.into":
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.3
-    return torch.ones(shape) if name in ("self.key", "self.value") else torch.zeros(shape)
+    return torch.ones(shape) if name in ("self.key", "self.value", "slots.value") else torch.zeros(shape)
 
 
 class School:
@@ -210,6 +232,8 @@ class School:
         self.body, self.study, self.tell, self.crowd, self.tokenizer = body, study, tell, crowd, tokenizer
         self.anchors = [anchor_item(body, tokenizer, t, c) for t in prose for c in (False, True)]
         self.heard: dict[int, Experience] = {}
+        self.spread: Float[Tensor, "L G D"] = torch.ones(())
+        """Of the numbers in a key, over what people said."""
 
     def experience(self, i: int) -> Experience:
         from .observe import observe
@@ -226,43 +250,40 @@ class School:
 
     def means(self, count: int = 12) -> dict[str, Tensor]:
         """q̄ and k̄ over what people said."""
-        q, k, n = torch.tensor(0.0), torch.tensor(0.0), 0
-        for i in range(count):
-            e = self.experience(i)
-            said = e.content.nonzero().flatten()
-            q = q + e.q.unflatten(1, (e.k.shape[1], -1)).mean(2)[:, :, said].sum(2)
-            k, n = k + e.k[:, :, said].sum(2), n + len(said)
-        return {"mean.q": q / n, "mean.k": k / n}
+        said = [(e, e.content.nonzero().flatten()) for e in map(self.experience, range(count))]
+        q = torch.cat([e.q.unflatten(1, (e.k.shape[1], -1)).mean(2)[:, :, at] for e, at in said], 2)
+        k = torch.cat([e.k[:, :, at] for e, at in said], 2)
+        self.spread = k.std(2)
+        return {"mean.q": q.mean(2), "mean.k": k.mean(2)}
 
     def run(self, part: str, leaves: dict[str, Tensor], numbers: dict[str, Tensor]) -> float:
-        from .consolidate import logs_at, losses
+        from .consolidate import item_said, logs_at, losses
 
-        slow = [x for n, x in leaves.items() if n.startswith("scorer")]
-        fast = [x for n, x in leaves.items() if not n.startswith("scorer")]
-        groups = [{"params": slow, "lr": self.study.rate}, {"params": fast, "lr": 2 * self.study.rate}]
-        optimiser = torch.optim.Adam([g for g in groups if g["params"]])
+        optimiser = torch.optim.Adam([{"params": [x], "lr": self.study.rate * PACES.get(n, 1.0)} for n, x in leaves.items()])
         history: list[float] = []
-        total = len(self.crowd)
-        for i in range(total):
-            pick = torch.Generator().manual_seed(self.study.seed * 1000 + i)
+        total = len(self.crowd) * (self.study.rounds if part == "imprints" else 1)
+        for n in range(total):
+            pick = torch.Generator().manual_seed(self.study.seed * 1000 + n)
+            i = n % len(self.crowd)
             e = self.experience(i)
-            own = self.answers(i)
-            harm = self.anchors[int(torch.randint(len(self.anchors), (1,), generator=pick))]
-            if part != "imprints":
-                # Selves and traces must be somebody's: what they do to another person's words counts as harm.
-                other = self.answers((i + 1) % total)
-                harm = replace(other, wanted=logs_at(self.body, other.ids, other.at))
-            reads = getattr(self, f"read_{part}")(e, leaves, numbers, pick)
-            with torch.enable_grad(), self.body.read(reads):
-                mine, theirs = losses(self.body, [own, harm])
-                loss = mine + self.study.anchor * theirs
-                grads = torch.autograd.grad(loss, list(leaves.values()))
+            own, other = self.answers(i), self.answers((i + 1) % len(self.crowd))
+            usual = logs_at(self.body, other.ids, other.at)
+            anchors = [other]
+            if part == "imprints":
+                prose, chats = self.anchors[0::2], self.anchors[1::2]
+                anchors = [_any(prose, pick), _any(chats, pick) if n % 2 else replace(other, wanted=usual)]
+            with torch.enable_grad():
+                with self.body.read(getattr(self, f"read_{part}")(e, leaves, numbers, pick)):
+                    mine, *found = losses(self.body, [own, *anchors])
+                # What helps another as much as oneself is nobody's: it is paid for as it was gained.
+                theirs = torch.stack(found).mean() if part == "imprints" else (found[0] - item_said(other, usual)).abs()
+                grads = torch.autograd.grad(mine + self.study.anchor * theirs, list(leaves.values()))
             for x, g in zip(leaves.values(), grads, strict=True):
                 x.grad = g
             optimiser.step()
             nats, hurt = float(mine.detach()), float(theirs.detach())
             history.append(nats)
-            self.tell(f"learning {part}: {nats:.2f} nats, harm {hurt:.3f}", (i + 1) / total)
+            self.tell(f"learning {part}: {nats:.2f} nats, harm {hurt:.3f}", (n + 1) / total)
         last = history[-max(1, total // 4) :]
         return sum(last) / len(last)
 
@@ -274,10 +295,10 @@ class School:
         share = BUDGETS[int(torch.randint(len(BUDGETS), (1,), generator=pick))]
         limit = worth.detach().topk(max(1, round(share * len(said)))).values[-1]
         weight = F.logsigmoid((worth - limit) / SOFT)
-        return [
-            LayerRead(self.body.scales[i], e.k[None, i, :, said], e.v[None, i, :, said], (x["gate"][i][:, None] + weight)[None])
-            for i in range(e.base.depth)
-        ]
+        opened = FastWrite({**x, "slots.shift": x["slots.shift"] * self.spread})
+        k, v, gate = opened.opened(e.k[:, :, said], e.v[:, :, said])
+        weight = gate + weight
+        return [LayerRead(self.body.scales[i], k[None, i], v[None, i], weight[None, i]) for i in range(e.base.depth)]
 
     def read_token(self, e: Experience, x: dict[str, Tensor], n: dict[str, Tensor], pick: torch.Generator) -> list[LayerRead]:
         z = pooled(e, "self_token").view(e.base.depth, 2, e.base.key_heads, 1, e.base.head_width)
@@ -298,8 +319,12 @@ class School:
         return [LayerRead(self.body.scales[i], left=left[None, i], signs=gained[None, i]) for i in range(e.base.depth)]
 
 
+def _any(items: Sequence[Item], pick: torch.Generator) -> Item:
+    return items[int(torch.randint(len(items), (1,), generator=pick))]
+
+
 if __name__ == "__main__":
     import sys
 
-    said = train(tell=lambda what, share: print(f"{share or 0:4.0%}  {what}", file=sys.stderr))
+    said = train(parts=sys.argv[1:] or PARTS, tell=lambda what, share: print(f"{share or 0:4.0%}  {what}", file=sys.stderr))
     print(json.dumps(said))

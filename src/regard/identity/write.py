@@ -71,8 +71,8 @@ def imprint(identity: Identity, experience: Experience, rule: Rule | None = None
     if rule.keep is not None and e.affect != 0:
         room = min(rule.budget, round(rule.share * norm.count))
         learned = shipped_for(e.base)
-        worth, gate = worth_of(e, rule.keep, rule.seed), learned.gate if learned else None
-        new = kept(e, worth, room, born=life.tokens, source=sources.index(e.source), merge=rule.merge, gate=gate)
+        worth = worth_of(e, rule.keep, rule.seed)
+        new = kept(e, worth, room, born=life.tokens, source=sources.index(e.source), merge=rule.merge, learned=learned)
         found = replace(found, sources=sources, imprints=evict(found.imprints.joined(new), room))
     if rule.trace is not None:
         learned = shipped_for(e.base)
