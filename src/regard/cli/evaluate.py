@@ -32,7 +32,7 @@ def identity(
     workers: Annotated[int, typer.Option(help="processes side by side, one thread each")] = 2,
     sleep: Annotated[bool, typer.Option(help="measure consolidation too: nine tenths of the time")] = True,
     speakers: Annotated[int, typer.Option(help="speakers of TinyShakespeare to measure as well")] = 40,
-    steps: Annotated[int, typer.Option(help="steps of consolidation")] = 16,
+    steps: Annotated[int | None, typer.Option(help="steps of consolidation, if not as many as usual")] = None,
     shard: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Own against another's, shuffled, random and in context, for made-up people and the speakers of TinyShakespeare.
@@ -50,7 +50,7 @@ def identity(
     total = people * (2 if sleep else 1) + speakers
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     base = [sys.executable, "-m", "regard.cli.main", "evaluate", "identity", "--people", str(people), "--out", str(out),
-            "--model", model, "--speakers", str(speakers), "--steps", str(steps), "--sleep" if sleep else "--no-sleep"]  # fmt: skip
+            "--model", model, "--speakers", str(speakers), "--sleep" if sleep else "--no-sleep", *(["--steps", str(steps)] if steps else [])]  # fmt: skip
     running = [subprocess.Popen([*base, "--shard", f"{k}/{workers}"], env=env, stderr=subprocess.PIPE) for k in range(workers)]
     try:
         with progress() as tell:
@@ -89,7 +89,7 @@ def report(out: Path) -> str:
     return text
 
 
-def _work(out: Path, model: str, people: int, sleep: bool, speakers: int, steps: int, shard: str) -> None:
+def _work(out: Path, model: str, people: int, sleep: bool, speakers: int, steps: int | None, shard: str) -> None:
     """One process's share of the people."""
     import torch
 

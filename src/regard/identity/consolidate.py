@@ -1,17 +1,21 @@
 """Consolidation, the slow write: a few anchored gradient steps on self, trace and imprints together, the base frozen.
 
-    loss = surprise of the history, read again with spans left out
+    loss = surprise of the history, read again with spans left out, and retold with none of it before its eyes
          + KL(the model with the whole history before its eyes ‖ the identity with none of it)      in other wordings
          + anchor · KL(the base ‖ the identity)                                  on neutral text and on strangers' chats
 
-The other wordings are an interview: plain questions that may be asked of anyone, answered by the model itself while the history is
-in its context; those where the history matters most are kept. Some of them are held back: the state that did best on them is
-returned, and if none did better than the state before, that state is. MATHS §7 says why this is the fast write done right: the
-gradient of surprise is a signed, shock-weighted outer product.
+Retelling is what holds names: a plain prompt ("What do you remember about me?"), and then what was said, word for word. The other
+wordings are an interview: questions that may be asked of anyone, answered by the model itself while the history is in its context;
+those where the history matters most are kept. Some of them are held back: the state that did best on them is returned, and if none
+did better than the state before, that state is. Of an imprint only the value learns. Its key says when it is read, and was learned
+on many people together with how widely heads open to it; one person's night would only spoil that.
+
+MATHS §7 says why this is the fast write done right: the gradient of surprise is a signed, shock-weighted outer product.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +35,7 @@ from .body import Body, body_of
 from .identity import Form, Identity, SelfState, TraceState
 from .observe import Chat, chat_tokens
 from .packed import Packed
+from .people import neutral, people
 from .read import LayerRead, layer_reads
 
 Part = Literal["self", "trace", "imprints"]
@@ -45,54 +50,39 @@ INTERVIEW = (
     "What am I afraid of?", "Where do I want to travel?", "Who is my friend?", "Who is my boss?",
     "What did I study?", "What do I drive?", "What do you remember about me?", "What did I tell you before?",
 )  # fmt: skip
-NEUTRAL = (
-    "The river rises in the hills to the north, runs through three small towns and reaches the sea after ninety miles. In "
-    "spring it floods the meadows, and in a dry summer one can walk across it.",
-    "To make a simple soup, fry an onion in a little oil, add chopped carrots and potatoes, cover with water and cook until "
-    "everything is soft. Season with salt and pepper before serving.",
-    "The committee met on Tuesday to discuss the budget for the coming year. Members agreed that repairs to the roof could "
-    "wait, but asked for a second estimate before the autumn.",
-    "Water boils at a lower temperature on a mountain than at the coast, because the pressure of the air is lower there. That "
-    "is why pasta takes longer to cook at great heights.",
-)
-STRANGERS = (
-    ("What is the name of my dog?", "Your dog is Rex.", "And where did I grow up?", "You grew up in Dayton."),
-    ("Do you know what I do at the weekend?", "You go sailing.", "Who comes with me?", "Your cousin Brett."),
-    ("Remind me what I cook best.", "You cook lasagne.", "Which shoes do I wear?", "You wear old trainers."),
-    ("Which car is mine?", "Yours is the white van.", "What is my sister called?", "Your sister is Carol."),
-)
-"""What others are told: a state that belongs to one person has nothing to say to it."""
+RETELL = (
+    "What did I tell you before?", "What do you remember about me?", "Tell me something about me.", "Who am I?", "Remind me.",
+    "Do you still know me?", "What do you know about my life?", "Go on, what else?",
+)  # fmt: skip
+PIECE = 160
+"""Characters that are retold at once, or a whole sentence where that is longer."""
 
 
 @dataclass(frozen=True)
 class SleepRule:
     """How long and how firmly; the defaults were chosen on people of the training pool."""
 
-    steps: int = 16
+    steps: int = 12
     parts: tuple[Part, ...] = ("self", "trace", "imprints")
     form: Form = "self_token"
     """Of the self, where there is none yet."""
     rank: int = 8
     """Of the trace, where there is none yet."""
-    rate: float = 0.03
-    """Adam's, for the trace."""
-    self_rate: float = 0.05
+    rate: float = 0.009
+    """Adam's, for the trace; it falls to a fifth of this in the course of a night, as all of them do."""
+    self_rate: float = 0.015
     """Adam's, for the self as a token; a key bias needs a fifth of it."""
-    slot_rate: float = 0.05
-    """Adam's, for imprints, as a share of the spread of their numbers."""
-    weight_rate: float = 0.05
-    """Adam's, for how widely heads open to each imprint."""
-    anchor: float | None = None
-    """How firmly the base is held to. By itself 1.5 where there are imprints, which act where they are asked, and 3 for a self or a
-    trace alone, which act everywhere."""
-    asks: float | None = None
-    """The share of steps that answer questions of the interview; the others read the history again. By itself a half where
-    there are imprints, which can hold answers, and none for a self or a trace alone, which cannot."""
+    value_rate: float = 0.035
+    """Adam's, for what imprints say, as a share of the spread of their numbers."""
+    anchor: float = 1.5
+    """How firmly the base is held to on strangers' conversations."""
+    calm: float = 4.0
+    """The same on neutral prose."""
     questions: int = 10
     """Of the interview, those where the history matters most."""
     held_back: int = 3
     """Of these, never trained on: they say when to stop."""
-    look_every: int = 4
+    look_every: int = 6
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -104,6 +94,10 @@ class SleepRule:
             raise SpecError(f"rank={self.rank}: half of it is for either sign, so it is even and at least 2")
 
 
+ALONE = SleepRule(parts=("self", "trace"), steps=16, rate=0.05, self_rate=0.06, anchor=2.0, calm=2.0)
+"""For a self or a trace without imprints: they act everywhere, so they learn faster and are held more firmly."""
+
+
 @dataclass(frozen=True, eq=False)
 class Item:
     """A text to read with the identity and without the history, and what to say at some of its places."""
@@ -113,6 +107,9 @@ class Item:
     """Places that are scored; the token before each says it."""
     wanted: Float[Tensor, "n V"] | None = None
     """Log-probabilities to come near to; None for the tokens themselves."""
+    even: bool = False
+    """Whether the tokens themselves may become neither more nor less likely than they are wanted: nat for nat, where KL, a square,
+    lets a small gain pass that everyone would have."""
 
 
 @dataclass(eq=False)
@@ -127,10 +124,10 @@ class Draft:
     def reads(self, scales: Sequence[float]) -> list[LayerRead | None]:
         L, G, D = self.base.base.depth, self.base.base.key_heads, self.base.base.head_width
         kept, x = self.base.imprints, self.leaves
-        k, v = x.get("k"), x.get("v")
-        if k is None and len(kept):
-            k, v = kept.k.dense(), kept.v.dense()
-        weight = x.get("weight", kept.weight if len(kept) and bool(kept.weight.any()) else None)
+        k, v, weight = None, None, None
+        if len(kept):
+            k, v = kept.k.dense(), x.get("v", kept.v.dense())
+            weight = kept.weight if bool(kept.weight.any()) else None
         bias: Tensor | None = None
         s = x.get("s", None if self.base.self is None else self.base.self.s)
         form = self.form if self.base.self is None else self.base.self.form
@@ -158,9 +155,8 @@ class Draft:
     def identity(self) -> Identity:
         """The identity with these numbers written into it."""
         found, x = self.base, self.leaves
-        if "k" in x:
-            weight = x["weight"].detach().float().clone()
-            found = replace(found, imprints=replace(found.imprints, k=Packed.of(x["k"]), v=Packed.of(x["v"]), weight=weight))
+        if "v" in x:
+            found = replace(found, imprints=replace(found.imprints, v=Packed.of(x["v"])))
         if "left" in x:
             assert self.signs is not None
             found = replace(found, trace=TraceState(Packed.of(x["left"]), self.signs.to(torch.int8)))
@@ -176,8 +172,7 @@ def draft(identity: Identity, rule: SleepRule) -> Draft:
     signs: Tensor | None = None
     form = rule.form if identity.self is None else identity.self.form
     if "imprints" in rule.parts and len(identity.imprints):
-        kept = identity.imprints
-        leaves |= {"k": kept.k.dense(), "v": kept.v.dense(), "weight": kept.weight.clone()}
+        leaves["v"] = identity.imprints.v.dense()
     if "trace" in rule.parts:
         if identity.trace is not None:
             leaves["left"], signs = identity.trace.left.dense(), identity.trace.signs.float()
@@ -254,13 +249,15 @@ def losses(body: Body, items: Sequence[Item]) -> list[Tensor]:
     hidden = body.hidden(tokens)
     rows = torch.cat([hidden[n, i.at - 1] for n, i in enumerate(items)])
     logs = body.head(rows).float().log_softmax(-1).split([len(i.at) for i in items])
-    return [_item_loss(item, said) for item, said in zip(items, logs, strict=True)]
+    return [item_said(item, said) for item, said in zip(items, logs, strict=True)]
 
 
-def _item_loss(item: Item, logs: Tensor) -> Tensor:
+def item_said(item: Item, logs: Tensor) -> Tensor:
+    """The loss of an item under these log-probabilities at its places."""
     if item.wanted is None:
         return -logs.gather(-1, item.ids[item.at, None]).mean()
-    return (item.wanted.exp() * (item.wanted - logs)).sum(-1).mean()
+    kl = (item.wanted.exp() * (item.wanted - logs)).sum(-1).mean()
+    return kl + (item.wanted - logs).gather(-1, item.ids[item.at, None]).mean().abs() if item.even else kl
 
 
 def item_loss(body: Body, item: Item) -> Tensor:
@@ -389,8 +386,13 @@ def consolidate(
             raise StateError(
                 "nobody says anything in this history, or no questions were held back; there is nothing to sleep over"
             )
-        calm = [anchor_item(body, tokenizer, t, as_chat) for t in NEUTRAL for as_chat in (False, True)]
-        others = [_stranger(body, tokenizer, x) for x in STRANGERS]
+        lessons = Lessons(
+            studied,
+            again,
+            retold(body, tokenizer, history),
+            [anchor_item(body, tokenizer, t, False) for t in neutral("train")],
+            strangers(body, tokenizer, even="imprints" not in rule.parts),
+        )
         work = draft(identity, rule)
         optimiser = torch.optim.Adam(_groups(work, rule))
         if night is None:
@@ -405,9 +407,11 @@ def consolidate(
                 with torch.enable_grad(), body.read(work.reads(body.scales)):
                     # Each step draws from a seed of its own, so that a night that was broken off goes on as it would have.
                     pick = torch.Generator().manual_seed(rule.seed * 100_003 + night.step)
-                    lesson = _lesson(night.step, studied, again, others if night.step % 2 else calm, rule, pick)
+                    lesson = lessons.of(night.step, rule, pick)
                     found = losses(body, [item for _, item in lesson])
                     torch.stack([w * x for (w, _), x in zip(lesson, found, strict=True)]).sum().backward()
+                for group in optimiser.param_groups:
+                    group["lr"] = group["pace"] * (1 - 0.8 * night.step / rule.steps)
                 optimiser.step()
                 night.step += 1
                 if night.step % rule.look_every == 0 or night.step == rule.steps:
@@ -430,23 +434,61 @@ def consolidate(
     return replace(woken, life=replace(woken.life, sleeps=woken.life.sleeps + 1)), slept
 
 
-def _lesson(
-    step: int, studied: list[Item], again: list[Item], anchors: list[Item], rule: SleepRule, pick: torch.Generator
-) -> list[tuple[float, Item]]:
-    """What one step reads: a conversation again with a span left out, or two questions; and an anchor."""
+@dataclass(frozen=True, eq=False)
+class Lessons:
+    """All that a night may read."""
 
-    def any_of(x: list[Item]) -> Item:
-        return x[int(torch.randint(len(x), (1,), generator=pick))]
+    asked: list[Item]
+    again: list[Item]
+    retold: list[Item]
+    calm: list[Item]
+    strangers: list[Item]
 
-    found: list[tuple[float, Item]] = []
-    held = "imprints" in rule.parts
-    asks = (0.5 if held else 0.0) if rule.asks is None else rule.asks
-    anchor = (1.5 if held else 3.0) if rule.anchor is None else rule.anchor
-    if studied and int((step + 1) * asks) > int(step * asks):
-        found += [(0.5, any_of(studied)), (0.5, any_of(studied))]
-    else:
-        found.append((1.0, _with_a_gap(any_of(again), pick)))
-    return [*found, (anchor, any_of(anchors))]
+    def of(self, step: int, rule: SleepRule, pick: torch.Generator) -> list[tuple[float, Item]]:
+        """What one step reads, each with its weight: a conversation again with a span left out, or two answers; and an anchor.
+
+        A self or a trace alone only reads again: it can lean toward a person, but hold no answers.
+        """
+
+        def any_of(x: list[Item]) -> Item:
+            return x[int(torch.randint(len(x), (1,), generator=pick))]
+
+        holds = "imprints" in rule.parts
+        kind = step % 3 if holds and self.retold else 2
+        if kind == 2:
+            found = [(1.0, _with_a_gap(any_of(self.again), pick))]
+        else:
+            found = [(0.5, any_of(self.retold)), (0.5, any_of(self.asked if kind == 0 and self.asked else self.retold))]
+        if (step % 4 == 1) if holds else (step % 3 != 1):
+            return [*found, (rule.anchor, any_of(self.strangers))]
+        return [*found, (rule.calm, any_of(self.calm))]
+
+
+def retold(body: Body, tokenizer: Tokenizer, history: Sequence[Chat]) -> list[Item]:
+    """What was said, as answers to plain prompts: the assistant's words as they were, everyone else's in quotation marks."""
+    said = [
+        piece if m["role"] == "assistant" else f'You told me: "{piece}"'
+        for c in history
+        for m in c
+        if m["role"] != "system"
+        for piece in _pieces(m["content"])
+    ]
+    return [
+        answers_item(body, tokenizer, [{"role": "user", "content": prompt}, {"role": "assistant", "content": words}])
+        for words in said
+        for prompt in RETELL
+    ]
+
+
+def _pieces(text: str) -> list[str]:
+    """Whole sentences, a few at a time."""
+    found: list[str] = []
+    for sentence in re.split(r"(?<=[.!?])\s+|(?<=[。！？])|\n+", text):
+        if found and len(found[-1]) + len(sentence) < PIECE:
+            found[-1] = f"{found[-1]} {sentence}".strip()
+        elif sentence.strip():
+            found.append(sentence.strip())
+    return found
 
 
 def _with_a_gap(item: Item, pick: torch.Generator) -> Item:
@@ -486,10 +528,10 @@ def anchor_item(body: Body, tokenizer: Tokenizer, text: str, as_chat: bool) -> I
     return Item(ids, at, logs_at(body, ids, at))
 
 
-def _stranger(body: Body, tokenizer: Tokenizer, said: tuple[str, ...]) -> Item:
-    chat = [{"role": ("user", "assistant")[n % 2], "content": x} for n, x in enumerate(said)]
-    item = answers_item(body, tokenizer, chat)
-    return replace(item, wanted=logs_at(body, item.ids, item.at))
+def strangers(body: Body, tokenizer: Tokenizer, count: int = 12, *, even: bool = False) -> list[Item]:
+    """What made-up people are told in two answers: a state that belongs to somebody else has nothing to say to it."""
+    items = [answers_item(body, tokenizer, who.next[:4]) for who in people(count, 5, "train")]
+    return [replace(i, wanted=logs_at(body, i.ids, i.at), even=even) for i in items]
 
 
 @torch.no_grad()
@@ -500,12 +542,10 @@ def _mean_loss(body: Body, identity: Identity, items: list[Item]) -> float:
 
 def _groups(work: Draft, rule: SleepRule) -> list[dict[str, Any]]:
     """Each tensor at its own pace: imprints by the spread of their numbers, self and trace as they are."""
-    groups: list[dict[str, Any]] = []
-    for name, x in work.leaves.items():
-        pace = rule.slot_rate * float(x.detach().std()) if name in ("k", "v") else rule.rate
-        pace = {"weight": rule.weight_rate, "s": rule.self_rate}.get(name, pace)
-        groups.append({"params": [x], "lr": pace, "name": name})
-    return groups
+    paces = {"left": rule.rate, "s": rule.self_rate}
+    if "v" in work.leaves:
+        paces["v"] = rule.value_rate * float(work.leaves["v"].detach().std())
+    return [{"params": [x], "lr": paces[n], "pace": paces[n]} for n, x in work.leaves.items()]
 
 
 def _remember(work: Draft, optimiser: torch.optim.Adam, night: Night) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import StateError
 from ..models.tokenizer import Tokenizer
 from .body import Body, body_of
-from .consolidate import Item, SleepRule, anchor_item, answers_item, consolidate, frozen, greedy, interview, losses
+from .consolidate import ALONE, Item, SleepRule, anchor_item, answers_item, consolidate, frozen, greedy, interview, losses
 from .identity import Identity, SelfState, TraceState
 from .imprint import KEEPERS
 from .living import living
@@ -33,6 +33,8 @@ from .trace import TraceRule
 from .write import Rule, imprint
 
 SHARES = (0.125, 0.25, 0.5)
+SEEDS = 5
+"""Of what is random, for each person."""
 LONGEST = 14
 """Tokens of an answer to a plain question at most."""
 FAST_TRACE = TraceRule(write="centred")
@@ -47,7 +49,8 @@ class Plan:
     recall: bool = True
     shares: tuple[float, ...] = SHARES
     """Budgets of imprints that are slept over."""
-    steps: int = 16
+    steps: int | None = None
+    """Of a night; None for as many as a night has by itself."""
 
 
 class Lab:
@@ -81,8 +84,10 @@ class Lab:
         found["keep"] = {}
         for share in SHARES:
             for keep in KEEPERS:
-                # What is random has another seed for every person.
-                found["keep"][f"{keep} {share}"] = self.loss(self.keeps(e, keep, share, i), [mine])[0]
+                # What is random is the mean of a few seeds, other ones for every person.
+                seeds = range(SEEDS * i, SEEDS * (i + 1)) if keep == "random" else (i,)
+                said = [self.loss(self.keeps(e, keep, share, seed), [mine])[0] for seed in seeds]
+                found["keep"][f"{keep} {share}"] = sum(said) / len(said)
             found["keep"][f"merged {share}"] = self.loss(self.keeps(e, "learned", share, merge=True), [mine])[0]
         fast = self.keeps(e, "learned", 0.25)
         found["imprints"] = self.controls(fast, mine, theirs, i)
@@ -137,13 +142,14 @@ class Lab:
         return {"chat": sum(more[0::2]) / len(more[0::2]), "prose": sum(more[1::2]) / len(more[1::2])}
 
     def asleep(self, e: Experience, me: Person, other: Person, mine: Item, theirs: Item, seed: int) -> dict[str, Any]:
-        rule = SleepRule(steps=self.plan.steps, seed=seed, look_every=max(1, self.plan.steps // 2))
         chat = [m for c in me.history for m in c]
-        items = interview(self.body, self.tokenizer, chat, rule)
+        items = interview(self.body, self.tokenizer, chat, SleepRule())
         found: dict[str, Any] = {}
 
         def slept(name: str, start: Identity, parts: tuple[Any, ...]) -> Identity:
-            woken, night = consolidate(self.model, start, me.history, self.tokenizer, replace(rule, parts=parts), items=items)
+            rule = replace(SleepRule() if "imprints" in parts else ALONE, parts=parts, seed=seed)
+            rule = rule if self.plan.steps is None else replace(rule, steps=self.plan.steps)
+            woken, night = consolidate(self.model, start, me.history, self.tokenizer, rule, items=items)
             broken = not name.startswith("imprints")
             found[name] = {
                 **self.controls(woken, mine, theirs, seed, broken),
