@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from copy import deepcopy
 from dataclasses import fields, replace
 
@@ -13,8 +14,11 @@ from torch import Tensor
 from regard.errors import RegardError, SpecError, StateError
 from regard.identity.body import base_of, body_of
 from regard.identity.consolidate import (
+    ALONE,
     INTERVIEW,
+    RETELL,
     Item,
+    Lessons,
     Night,
     SleepRule,
     answers_item,
@@ -23,8 +27,11 @@ from regard.identity.consolidate import (
     frozen,
     interview,
     item_loss,
+    item_said,
     logs_at,
     losses,
+    retold,
+    strangers,
 )
 from regard.identity.identity import Identity
 from regard.identity.living import living
@@ -35,6 +42,7 @@ from regard.identity.write import Rule, SelfRule, imprint
 from regard.models.base import Model
 from regard.models.generate import Sampling, generate
 
+consolidation = importlib.import_module("regard.identity.consolidate")
 TALK = [says("I am Mara.", "Hello Mara!"), says("My cat is Mochi.", "What a name.")]
 RULE = SleepRule(
     steps=6, look_every=2, questions=4, held_back=1, form="key_bias", rate=0.02, self_rate=0.01, value_rate=0.04, anchor=0.1,
@@ -244,6 +252,63 @@ def test_an_interview_holds_the_model_s_own_answers_with_the_history_in_context(
         logs = logs_at(body, whole, torch.arange(len(prompt), len(whole)))
         assert item.wanted is not None
         assert apart(item.wanted, logs) < 1e-3
+
+
+def test_what_was_said_is_retold_after_every_prompt_and_quoted_where_another_said_it(model: Model):
+    body, words = body_of(model), letters()
+    found = retold(body, words, [*TALK, [{"role": "system", "content": "Be kind."}]])
+    assert len(found) == 4 * len(RETELL)
+    said = [words.decode(i.ids[i.at].tolist()).strip() for i in found[:: len(RETELL)]]
+    assert said == ['You told me: "I am Mara."', "Hello Mara!", 'You told me: "My cat is Mochi."', "What a name."]
+    asked = [words.decode(i.ids[: int(i.at[0])].tolist()) for i in found[: len(RETELL)]]
+    assert all(prompt in text and "Mara" not in text for prompt, text in zip(RETELL, asked, strict=True))
+
+
+def test_a_long_text_is_retold_in_whole_sentences():
+    text = "One fact. " * 40 + "これは猫です。犬もいます。\n\nA sentence " + "without an end " * 30
+    found = consolidation._pieces(text)
+    assert "".join("".join(found).split()) == "".join(text.split())
+    assert all(p.endswith((".", "。")) for p in found[:-1])
+    assert all(len(p) < consolidation.PIECE for p in found[:-1])
+    assert consolidation._pieces(" \n ") == []
+
+
+def test_lessons_go_round_and_a_trace_alone_only_reads_again(model: Model):
+    body, words = body_of(model), letters()
+    one = [[answers_item(body, words, says(str(n), "yes"))] for n in range(5)]
+    lessons = Lessons(*one)
+    asked, _, told, calm, strange = (x[0] for x in one)
+    pick = torch.Generator().manual_seed(0)
+    night = [lessons.of(step, SleepRule(), pick) for step in range(12)]
+    for step, lesson in enumerate(night):
+        *mine, (weight, anchor) = lesson
+        kinds = {0: [told, asked], 1: [told, told]}
+        assert [i for _, i in mine] == kinds[step % 3] if step % 3 in kinds else len(mine) == 1
+        assert sum(w for w, _ in mine) == 1
+        assert (anchor, weight) == ((strange, 1.5) if step % 4 == 1 else (calm, 4.0))
+    for step in range(6):
+        *mine, (weight, anchor) = lessons.of(step, ALONE, pick)
+        assert len(mine) == 1
+        assert anchor is (calm if step % 3 == 1 else strange)
+        assert weight == 2.0
+    quiet = replace(lessons, asked=[], retold=[])
+    assert all(len(quiet.of(step, SleepRule(), pick)) == 2 for step in range(3))
+
+
+def test_an_even_item_pays_nat_for_nat_either_way(model: Model):
+    body = body_of(model)
+    item = strangers(body, letters(), 1, even=True)[0]
+    assert item.wanted is not None
+    with torch.no_grad():
+        assert float(item_loss(body, item)) == pytest.approx(0, abs=1e-5)
+        for push in (1.0, -1.0):
+            logits = item.wanted.clone()
+            logits[torch.arange(len(item.at)), item.ids[item.at]] += push
+            logs = logits.log_softmax(-1)
+            said = (item.wanted - logs).gather(-1, item.ids[item.at, None]).mean()
+            kl = float(item_said(replace(item, even=False), logs))
+            assert float(item_said(item, logs)) == pytest.approx(kl + abs(float(said)), abs=1e-5)
+            assert kl > 0
 
 
 def test_an_interview_is_made_where_none_is_given(model: Model, mara: Identity):

@@ -30,7 +30,7 @@ def sleep(
 ) -> None:
     """Consolidate an identity over all that its journal tells of.
 
-    The model asks itself plain questions with the whole history before its eyes, and the identity learns to answer them without.
+    The identity learns to retell what was said, and to answer plain questions as the model does with the whole history before its eyes.
     Some questions are held back: the state that does best on them is kept, and if none does better than before, nothing is
     changed. Ctrl-C ends the night early and keeps the best so far; --resume goes on with it.
 
