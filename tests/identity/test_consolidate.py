@@ -17,6 +17,7 @@ from regard.identity.consolidate import (
     ALONE,
     INTERVIEW,
     RETELL,
+    Anchors,
     Item,
     Lessons,
     Night,
@@ -27,11 +28,9 @@ from regard.identity.consolidate import (
     frozen,
     interview,
     item_loss,
-    item_said,
     logs_at,
     losses,
     retold,
-    strangers,
 )
 from regard.identity.identity import Identity
 from regard.identity.living import living
@@ -275,40 +274,42 @@ def test_a_long_text_is_retold_in_whole_sentences():
 
 def test_lessons_go_round_and_a_trace_alone_only_reads_again(model: Model):
     body, words = body_of(model), letters()
-    one = [[answers_item(body, words, says(str(n), "yes"))] for n in range(5)]
-    lessons = Lessons(*one)
-    asked, _, told, calm, strange = (x[0] for x in one)
+    asked, again, told = ([answers_item(body, words, says(str(n), "yes"))] for n in range(3))
+    lessons = Lessons(asked, again, told, Anchors(body, words))
     pick = torch.Generator().manual_seed(0)
-    night = [lessons.of(step, SleepRule(), pick) for step in range(12)]
-    for step, lesson in enumerate(night):
-        *mine, (weight, anchor) = lesson
-        kinds = {0: [told, asked], 1: [told, told]}
-        assert [i for _, i in mine] == kinds[step % 3] if step % 3 in kinds else len(mine) == 1
+
+    def anchor(of: Item) -> str:
+        return words.decode(of.ids.tolist())
+
+    for step in range(12):
+        *mine, (weight, held) = lessons.of(step, SleepRule(), pick)
+        wanted = {0: [*told, *asked], 1: [*told, *told]}.get(step % 3)
+        assert len(mine) == 1 if wanted is None else [i for _, i in mine] == wanted
         assert sum(w for w, _ in mine) == 1
-        assert (anchor, weight) == ((strange, 1.5) if step % 4 == 1 else (calm, 4.0))
+        assert ("assistant" in anchor(held), weight) == ((True, 1.5) if step % 4 == 1 else (False, 4.0))
+        assert held.wanted is not None
     for step in range(6):
-        *mine, (weight, anchor) = lessons.of(step, ALONE, pick)
+        *mine, (weight, held) = lessons.of(step, ALONE, pick)
         assert len(mine) == 1
-        assert anchor is (calm if step % 3 == 1 else strange)
-        assert weight == 2.0
+        assert ("assistant" in anchor(held), weight) == (step % 2 == 1, 3.0)
     quiet = replace(lessons, asked=[], retold=[])
     assert all(len(quiet.of(step, SleepRule(), pick)) == 2 for step in range(3))
 
 
-def test_an_even_item_pays_nat_for_nat_either_way(model: Model):
-    body = body_of(model)
-    item = strangers(body, letters(), 1, even=True)[0]
-    assert item.wanted is not None
-    with torch.no_grad():
-        assert float(item_loss(body, item)) == pytest.approx(0, abs=1e-5)
-        for push in (1.0, -1.0):
-            logits = item.wanted.clone()
-            logits[torch.arange(len(item.at)), item.ids[item.at]] += push
-            logs = logits.log_softmax(-1)
-            said = (item.wanted - logs).gather(-1, item.ids[item.at, None]).mean()
-            kl = float(item_said(replace(item, even=False), logs))
-            assert float(item_said(item, logs)) == pytest.approx(kl + abs(float(said)), abs=1e-5)
-            assert kl > 0
+def test_anchors_are_the_base_s_own_whoever_lives_in_the_model(model: Model, mara: Identity):
+    body, words = body_of(model), letters()
+    outside, inside = Anchors(body, words), Anchors(body, words)
+    with living(model, mara):
+        pairs = [(outside, n) for n in range(2)]
+        found = [(inside.calm(n), inside.stranger(n)) for _, n in pairs]
+        assert found[0][0] is inside.calm(0)
+    for (_, n), (calm, stranger) in zip(pairs, found, strict=True):
+        for mine, plain in ((calm, outside.calm(n)), (stranger, outside.stranger(n))):
+            assert mine.wanted is not None
+            assert plain.wanted is not None
+            assert torch.equal(mine.wanted, plain.wanted)
+            with torch.no_grad():
+                assert float(item_loss(body, plain)) == pytest.approx(0, abs=1e-5)
 
 
 def test_an_interview_is_made_where_none_is_given(model: Model, mara: Identity):

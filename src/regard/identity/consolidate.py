@@ -72,7 +72,7 @@ class SleepRule:
     """Adam's, for the trace; it falls to a fifth of this in the course of a night, as all of them do."""
     self_rate: float = 0.015
     """Adam's, for the self as a token; a key bias needs a fifth of it."""
-    value_rate: float = 0.035
+    value_rate: float = 0.04
     """Adam's, for what imprints say, as a share of the spread of their numbers."""
     anchor: float = 1.5
     """How firmly the base is held to on strangers' conversations."""
@@ -94,7 +94,7 @@ class SleepRule:
             raise SpecError(f"rank={self.rank}: half of it is for either sign, so it is even and at least 2")
 
 
-ALONE = SleepRule(parts=("self", "trace"), steps=16, rate=0.05, self_rate=0.06, anchor=2.0, calm=2.0)
+ALONE = SleepRule(parts=("self", "trace"), steps=14, rate=0.05, self_rate=0.08, anchor=3.0, calm=3.0)
 """For a self or a trace without imprints: they act everywhere, so they learn faster and are held more firmly."""
 
 
@@ -107,9 +107,6 @@ class Item:
     """Places that are scored; the token before each says it."""
     wanted: Float[Tensor, "n V"] | None = None
     """Log-probabilities to come near to; None for the tokens themselves."""
-    even: bool = False
-    """Whether the tokens themselves may become neither more nor less likely than they are wanted: nat for nat, where KL, a square,
-    lets a small gain pass that everyone would have."""
 
 
 @dataclass(eq=False)
@@ -256,8 +253,7 @@ def item_said(item: Item, logs: Tensor) -> Tensor:
     """The loss of an item under these log-probabilities at its places."""
     if item.wanted is None:
         return -logs.gather(-1, item.ids[item.at, None]).mean()
-    kl = (item.wanted.exp() * (item.wanted - logs)).sum(-1).mean()
-    return kl + (item.wanted - logs).gather(-1, item.ids[item.at, None]).mean().abs() if item.even else kl
+    return (item.wanted.exp() * (item.wanted - logs)).sum(-1).mean()
 
 
 def item_loss(body: Body, item: Item) -> Tensor:
@@ -363,11 +359,13 @@ def consolidate(
     night: Night | None = None,
     on_step: Callable[[Night], object] = lambda night: None,
     items: list[Item] | None = None,
+    anchors: Anchors | None = None,
 ) -> tuple[Identity, Slept]:
     """An identity after a night's sleep over these conversations, and what the night did.
 
     Ctrl-C ends the night early and keeps the best so far. `on_step` sees where it stands, to be saved; given back as `night`, it
-    goes on from there. What comes back is never worse than what went in on what was held back.
+    goes on from there. What comes back is never worse than what went in on what was held back. `items` is an interview that was
+    made before, and `anchors` what many nights on one model may share.
     """
     rule = rule or SleepRule()
     body = body_of(model)
@@ -390,8 +388,7 @@ def consolidate(
             studied,
             again,
             retold(body, tokenizer, history),
-            [anchor_item(body, tokenizer, t, False) for t in neutral("train")],
-            strangers(body, tokenizer, even="imprints" not in rule.parts),
+            anchors or Anchors(body, tokenizer),
         )
         work = draft(identity, rule)
         optimiser = torch.optim.Adam(_groups(work, rule))
@@ -404,10 +401,10 @@ def consolidate(
         try:
             while night.step < rule.steps:
                 optimiser.zero_grad()
+                # Each step draws from a seed of its own, so that a night that was broken off goes on as it would have.
+                pick = torch.Generator().manual_seed(rule.seed * 100_003 + night.step)
+                lesson = lessons.of(night.step, rule, pick)
                 with torch.enable_grad(), body.read(work.reads(body.scales)):
-                    # Each step draws from a seed of its own, so that a night that was broken off goes on as it would have.
-                    pick = torch.Generator().manual_seed(rule.seed * 100_003 + night.step)
-                    lesson = lessons.of(night.step, rule, pick)
                     found = losses(body, [item for _, item in lesson])
                     torch.stack([w * x for (w, _), x in zip(lesson, found, strict=True)]).sum().backward()
                 for group in optimiser.param_groups:
@@ -441,8 +438,7 @@ class Lessons:
     asked: list[Item]
     again: list[Item]
     retold: list[Item]
-    calm: list[Item]
-    strangers: list[Item]
+    anchors: Anchors
 
     def of(self, step: int, rule: SleepRule, pick: torch.Generator) -> list[tuple[float, Item]]:
         """What one step reads, each with its weight: a conversation again with a span left out, or two answers; and an anchor.
@@ -459,9 +455,10 @@ class Lessons:
             found = [(1.0, _with_a_gap(any_of(self.again), pick))]
         else:
             found = [(0.5, any_of(self.retold)), (0.5, any_of(self.asked if kind == 0 and self.asked else self.retold))]
-        if (step % 4 == 1) if holds else (step % 3 != 1):
-            return [*found, (rule.anchor, any_of(self.strangers))]
-        return [*found, (rule.calm, any_of(self.calm))]
+        turn = int(torch.randint(1 << 20, (1,), generator=pick))
+        if step % (4 if holds else 2) == 1:
+            return [*found, (rule.anchor, self.anchors.stranger(turn))]
+        return [*found, (rule.calm, self.anchors.calm(turn))]
 
 
 def retold(body: Body, tokenizer: Tokenizer, history: Sequence[Chat]) -> list[Item]:
@@ -528,10 +525,31 @@ def anchor_item(body: Body, tokenizer: Tokenizer, text: str, as_chat: bool) -> I
     return Item(ids, at, logs_at(body, ids, at))
 
 
-def strangers(body: Body, tokenizer: Tokenizer, count: int = 12, *, even: bool = False) -> list[Item]:
-    """What made-up people are told in two answers: a state that belongs to somebody else has nothing to say to it."""
-    items = [answers_item(body, tokenizer, who.next[:4]) for who in people(count, 5, "train")]
-    return [replace(i, wanted=logs_at(body, i.ids, i.at), even=even) for i in items]
+class Anchors:
+    """What the base says, where a state has nothing to say: neutral prose, and what made-up strangers are told. Each is read when
+    it is first needed; one of these may serve many nights on one model."""
+
+    def __init__(self, body: Body, tokenizer: Tokenizer) -> None:
+        self.body, self.tokenizer = body, tokenizer
+        self.texts, self.others = neutral("train"), people(12, 5, "train")
+        self.known: dict[str, Item] = {}
+
+    def calm(self, n: int) -> Item:
+        text = self.texts[n % len(self.texts)]
+        return self._known(text, lambda: anchor_item(self.body, self.tokenizer, text, False))
+
+    def stranger(self, n: int) -> Item:
+        who = self.others[n % len(self.others)]
+        return self._known(who.name, lambda: self._as_usual(answers_item(self.body, self.tokenizer, who.next[:2])))
+
+    def _as_usual(self, item: Item) -> Item:
+        return replace(item, wanted=logs_at(self.body, item.ids, item.at))
+
+    def _known(self, name: str, read: Callable[[], Item]) -> Item:
+        if name not in self.known:
+            with self.body.read([None] * self.body.base.depth), torch.no_grad():
+                self.known[name] = read()
+        return self.known[name]
 
 
 @torch.no_grad()

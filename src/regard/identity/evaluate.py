@@ -21,7 +21,19 @@ from torch import Tensor, nn
 from ..errors import StateError
 from ..models.tokenizer import Tokenizer
 from .body import Body, body_of
-from .consolidate import ALONE, Item, SleepRule, anchor_item, answers_item, consolidate, frozen, greedy, interview, losses
+from .consolidate import (
+    ALONE,
+    Anchors,
+    Item,
+    SleepRule,
+    anchor_item,
+    answers_item,
+    consolidate,
+    frozen,
+    greedy,
+    interview,
+    losses,
+)
 from .identity import Identity, SelfState, TraceState
 from .imprint import KEEPERS
 from .living import living
@@ -63,6 +75,7 @@ class Lab:
         texts = neutral("test")
         self.calm = [replace(anchor_item(self.body, tokenizer, t, c), wanted=None) for t in texts[:3] for c in (True, False)]
         self.calm_base = self.loss(None, self.calm)
+        self.anchors = Anchors(self.body, tokenizer)
 
     @torch.no_grad()
     def loss(self, identity: Identity | None, items: Sequence[Item]) -> list[float]:
@@ -149,7 +162,7 @@ class Lab:
         def slept(name: str, start: Identity, parts: tuple[Any, ...]) -> Identity:
             rule = replace(SleepRule() if "imprints" in parts else ALONE, parts=parts, seed=seed)
             rule = rule if self.plan.steps is None else replace(rule, steps=self.plan.steps)
-            woken, night = consolidate(self.model, start, me.history, self.tokenizer, rule, items=items)
+            woken, night = consolidate(self.model, start, me.history, self.tokenizer, rule, items=items, anchors=self.anchors)
             broken = not name.startswith("imprints")
             found[name] = {
                 **self.controls(woken, mine, theirs, seed, broken),
