@@ -35,7 +35,7 @@ from .body import Body, body_of
 from .identity import Form, Identity, SelfState, TraceState
 from .observe import Chat, chat_tokens
 from .packed import Packed
-from .people import neutral, people
+from .people import neutral
 from .read import LayerRead, layer_reads
 
 Part = Literal["self", "trace", "imprints"]
@@ -56,6 +56,14 @@ RETELL = (
 )  # fmt: skip
 PIECE = 160
 """Characters that are retold at once, or a whole sentence where that is longer."""
+
+STRANGERS = (
+    ("What is the name of my dog?", "Your dog is Rex.", "And where did I grow up?", "You grew up in Dayton."),
+    ("Do you know what I do at the weekend?", "You go sailing.", "Who comes with me?", "Your cousin Brett."),
+    ("Remind me what I cook best.", "You cook lasagne.", "Which shoes do I wear?", "You wear old trainers."),
+    ("Which car is mine?", "Yours is the white van.", "What is my sister called?", "Your sister is Carol."),
+)
+"""What others are told: a state that belongs to one person has nothing to say to it."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class SleepRule:
             raise SpecError(f"rank={self.rank}: half of it is for either sign, so it is even and at least 2")
 
 
-ALONE = SleepRule(parts=("self", "trace"), steps=14, rate=0.05, self_rate=0.08, anchor=3.0, calm=3.0)
+ALONE = SleepRule(parts=("self", "trace"), steps=14, rate=0.05, self_rate=0.09, anchor=3.0, calm=3.0)
 """For a self or a trace without imprints: they act everywhere, so they learn faster and are held more firmly."""
 
 
@@ -456,7 +464,7 @@ class Lessons:
         else:
             found = [(0.5, any_of(self.retold)), (0.5, any_of(self.asked if kind == 0 and self.asked else self.retold))]
         turn = int(torch.randint(1 << 20, (1,), generator=pick))
-        if step % (4 if holds else 2) == 1:
+        if (step % 4 == 1) if holds else (step % 3 != 1):
             return [*found, (rule.anchor, self.anchors.stranger(turn))]
         return [*found, (rule.calm, self.anchors.calm(turn))]
 
@@ -526,12 +534,12 @@ def anchor_item(body: Body, tokenizer: Tokenizer, text: str, as_chat: bool) -> I
 
 
 class Anchors:
-    """What the base says, where a state has nothing to say: neutral prose, and what made-up strangers are told. Each is read when
-    it is first needed; one of these may serve many nights on one model."""
+    """What the base says, where a state has nothing to say: neutral prose, and what strangers are told. Each is read when it is
+    first needed; one of these may serve many nights on one model."""
 
     def __init__(self, body: Body, tokenizer: Tokenizer) -> None:
         self.body, self.tokenizer = body, tokenizer
-        self.texts, self.others = neutral("train"), people(12, 5, "train")
+        self.texts = neutral("train")
         self.known: dict[str, Item] = {}
 
     def calm(self, n: int) -> Item:
@@ -539,11 +547,14 @@ class Anchors:
         return self._known(text, lambda: anchor_item(self.body, self.tokenizer, text, False))
 
     def stranger(self, n: int) -> Item:
-        who = self.others[n % len(self.others)]
-        return self._known(who.name, lambda: self._as_usual(answers_item(self.body, self.tokenizer, who.next[:2])))
+        said = STRANGERS[n % len(STRANGERS)]
 
-    def _as_usual(self, item: Item) -> Item:
-        return replace(item, wanted=logs_at(self.body, item.ids, item.at))
+        def read() -> Item:
+            chat = [{"role": ("user", "assistant")[i % 2], "content": x} for i, x in enumerate(said)]
+            item = answers_item(self.body, self.tokenizer, chat)
+            return replace(item, wanted=logs_at(self.body, item.ids, item.at))
+
+        return self._known(said[0], read)
 
     def _known(self, name: str, read: Callable[[], Item]) -> Item:
         if name not in self.known:

@@ -13,7 +13,8 @@ gradient of its surprise goes into a few thousand numbers that all people share,
     trace    a signed gain per layer and key head on the centred write, and the base's mean queries and keys
     self     a gain per layer and key head on what was pooled, for each form
 
-A self and a trace must be somebody's, so what they give to another person's words counts against them, nat for nat.
+Harm is KL to the base on neutral text and on another person's words. A self token must be somebody's, and can be: what it gives to
+another counts against it nat for nat. A trace and a key bias only bend attention; the same price leaves nothing of them.
 
 On another base only the scorer is used: its features are relative to the text, the gains belong to layers.
 """
@@ -268,15 +269,19 @@ class School:
             e = self.experience(i)
             own, other = self.answers(i), self.answers((i + 1) % len(self.crowd))
             usual = logs_at(self.body, other.ids, other.at)
-            anchors = [other]
+            anchors = [replace(other, wanted=usual)]
             if part == "imprints":
                 prose, chats = self.anchors[0::2], self.anchors[1::2]
-                anchors = [_any(prose, pick), _any(chats, pick) if n % 2 else replace(other, wanted=usual)]
+                anchors = [_any(prose, pick), _any(chats, pick) if n % 2 else anchors[0]]
+            elif part == "token":
+                anchors = [other]
             with torch.enable_grad():
                 with self.body.read(getattr(self, f"read_{part}")(e, leaves, numbers, pick)):
                     mine, *found = losses(self.body, [own, *anchors])
-                # What helps another as much as oneself is nobody's: it is paid for as it was gained.
-                theirs = torch.stack(found).mean() if part == "imprints" else (found[0] - item_said(other, usual)).abs()
+                theirs = torch.stack(found).mean()
+                if part == "token":
+                    # What helps another as much as oneself is nobody's: it is paid for as it was gained.
+                    theirs = (theirs - item_said(other, usual)).abs()
                 grads = torch.autograd.grad(mine + self.study.anchor * theirs, list(leaves.values()))
             for x, g in zip(leaves.values(), grads, strict=True):
                 x.grad = g

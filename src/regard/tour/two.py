@@ -30,8 +30,8 @@ from ..models.tokenizer import Tokenizer
 from .pair import MARA, PROMPTS, TOM, Someone
 from .screen import Screen
 
-RULE = Rule(keep="learned", share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form="key_bias"))
-SLEEP = SleepRule(steps=12, look_every=4, parts=("self", "trace", "imprints"))
+RULE = Rule(keep="learned", share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form="self_token"))
+SLEEP = SleepRule(look_every=4)
 LENGTH = 24
 SEEDS = 3
 """Of every random control, whose mean is shown."""

@@ -58,7 +58,7 @@ def sections(two: Two) -> list[Section]:
         ),
         Section(
             "Where their selves went",
-            "A self is a vector in every layer that says which keys matter more. Each conversation moves it, and so may sleep. "
+            "A self is one more key and value in every layer, pooled from what was said. Each conversation moves it, and so may sleep. "
             f"In the end the two selves have a cosine of {two.self_cosine:+.2f}: 1 would be the same self, 0 nothing in common."
             + _common(two.self_cosine),
             [
@@ -87,17 +87,16 @@ def sections(two: Two) -> list[Section]:
         ),
         Section(
             "How they slept",
-            "Sleep is a few gradient steps on the identity alone, against the model's own answers with the history in context. The "
+            "Sleep is a dozen gradient steps on the identity alone: it retells what was said with none of it in context, and comes "
+            "nearer to the model's own answers with all of it there, held to the model itself on neutral text. The "
             f"questions below were held back from it; the best state is kept, the one before sleep included. {slept(two)}",
             [Table("KL on the questions that were held back, in nats per token.", *_nights(two), code=False)],
         ),
         Section(
             "What this page does not show",
-            "Two people are an illustration, not evidence. Their words, the prompts and the share of tokens kept (a half; the "
-            "package keeps a quarter) were chosen by looking at answers: four wordings were tried, and the first had answers that "
-            "were plainly worse. Sleep runs at the package's own rates. Two gentler settings that were tried on Mara did better on "
-            "what was held back and worse on her next conversation, so nothing here says that sleep helps. How identities do on many "
-            "people who were not chosen, with intervals, and where they fail is in docs/identity.md.",
+            "Two people are an illustration, not evidence. Their words and the prompts were chosen by looking at answers: four "
+            "wordings were tried, and the first had answers that were plainly worse. How identities do on many people who were not "
+            "chosen, with intervals, and where they fail is in docs/identity.md.",
             [],
         ),
     ]
