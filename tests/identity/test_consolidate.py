@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from copy import deepcopy
 from dataclasses import fields, replace
 
@@ -12,27 +11,11 @@ from lives import apart, letters, nobody, says, someone, speaking
 from torch import Tensor
 
 from regard.errors import RegardError, SpecError, StateError
-from regard.identity.body import base_of, body_of
-from regard.identity.consolidate import (
-    ALONE,
-    INTERVIEW,
-    RETELL,
-    Anchors,
-    Item,
-    Lessons,
-    Night,
-    SleepRule,
-    answers_item,
-    consolidate,
-    draft,
-    frozen,
-    interview,
-    item_loss,
-    logs_at,
-    losses,
-    retold,
-)
+from regard.identity.body import base_of, body_of, frozen
+from regard.identity.consolidate import ALONE, Night, SleepRule, consolidate, draft
 from regard.identity.identity import Identity
+from regard.identity.item import Item, answers_item, item_loss, logs_at, losses
+from regard.identity.lessons import INTERVIEW, PIECE, RETELL, Anchors, Lessons, _pieces, interview, retold
 from regard.identity.living import living
 from regard.identity.observe import chat_tokens, observe
 from regard.identity.packed import Packed
@@ -41,7 +24,6 @@ from regard.identity.write import Rule, SelfRule, imprint
 from regard.models.base import Model
 from regard.models.generate import Sampling, generate
 
-consolidation = importlib.import_module("regard.identity.consolidate")
 TALK = [says("I am Mara.", "Hello Mara!"), says("My cat is Mochi.", "What a name.")]
 RULE = SleepRule(
     steps=6, look_every=2, questions=4, held_back=1, form="key_bias", rate=0.02, self_rate=0.01, value_rate=0.04, anchor=0.1,
@@ -235,7 +217,7 @@ def test_only_the_assistant_is_scored_in_answers(model: Model):
 def test_an_interview_holds_the_model_s_own_answers_with_the_history_in_context(model: Model):
     body = body_of(model)
     history = [m for c in TALK for m in c]
-    found = interview(body, letters(), history, RULE, INTERVIEW[:5])
+    found = interview(body, letters(), history, RULE.questions, INTERVIEW[:5])
     assert len(found) == RULE.questions
     telling = [float(item_loss(body, i).detach()) for i in found]
     assert telling == pytest.approx(sorted(telling, reverse=True))
@@ -265,11 +247,11 @@ def test_what_was_said_is_retold_after_every_prompt_and_quoted_where_another_sai
 
 def test_a_long_text_is_retold_in_whole_sentences():
     text = "One fact. " * 40 + "これは猫です。犬もいます。\n\nA sentence " + "without an end " * 30
-    found = consolidation._pieces(text)
+    found = _pieces(text)
     assert "".join("".join(found).split()) == "".join(text.split())
     assert all(p.endswith((".", "。")) for p in found[:-1])
-    assert all(len(p) < consolidation.PIECE for p in found[:-1])
-    assert consolidation._pieces(" \n ") == []
+    assert all(len(p) < PIECE for p in found[:-1])
+    assert _pieces(" \n ") == []
 
 
 def test_lessons_go_round_and_a_trace_alone_only_reads_again(model: Model):

@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 
 from regard.errors import CheckpointError
 from regard.identity import learn
-from regard.identity.body import base_of, body_of
-from regard.identity.consolidate import frozen
+from regard.identity.body import base_of, body_of, frozen
 from regard.identity.imprint import later_attention, worth_of
 from regard.identity.learn import FEATURES, HIDDEN, FastWrite, School, Study, features, shipped_for
 from regard.identity.observe import observe

@@ -174,3 +174,19 @@ def base_of(model: nn.Module) -> Base:
 
 
 __all__ = ["Body", "Heads", "base_of", "body_of", "fingerprint"]
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Generator[None]:
+    """No weight of the model learns inside; what learnt before learns again after."""
+    learns = [p for p in model.parameters() if p.requires_grad]
+    was_training = model.training
+    model.eval()
+    for p in learns:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in learns:
+            p.requires_grad_(True)
+        model.train(was_training)

@@ -20,22 +20,12 @@ from torch import Tensor, nn
 
 from ..errors import StateError
 from ..models.tokenizer import Tokenizer
-from .body import Body, body_of
-from .consolidate import (
-    ALONE,
-    Anchors,
-    Item,
-    SleepRule,
-    anchor_item,
-    answers_item,
-    consolidate,
-    frozen,
-    greedy,
-    interview,
-    losses,
-)
+from .body import Body, body_of, frozen
+from .consolidate import ALONE, SleepRule, consolidate
 from .identity import Identity, SelfState, TraceState
 from .imprint import KEEPERS
+from .item import Item, anchor_item, answers_item, losses
+from .lessons import Anchors, greedy, interview
 from .living import living
 from .observe import Experience, observe
 from .packed import Packed
@@ -156,7 +146,7 @@ class Lab:
 
     def asleep(self, e: Experience, me: Person, other: Person, mine: Item, theirs: Item, seed: int) -> dict[str, Any]:
         chat = [m for c in me.history for m in c]
-        items = interview(self.body, self.tokenizer, chat, SleepRule())
+        items = interview(self.body, self.tokenizer, chat, SleepRule().questions)
         found: dict[str, Any] = {}
 
         def slept(name: str, start: Identity, parts: tuple[Any, ...]) -> Identity:

@@ -44,7 +44,7 @@ from .trace import TraceRule, compressed, written
 if TYPE_CHECKING:
     from ..models.tokenizer import Tokenizer
     from .body import Body
-    from .consolidate import Item
+    from .item import Item
     from .people import Person
 
 FILE = Path(__file__).with_name("fast_write.safetensors")
@@ -174,8 +174,7 @@ def train(
     from safetensors.torch import load_file, save_file
 
     from ..models import hub
-    from .body import body_of
-    from .consolidate import frozen
+    from .body import body_of, frozen
     from .people import neutral, people
 
     study = study or Study()
@@ -228,7 +227,7 @@ class School:
         self, body: Body, tokenizer: Tokenizer, crowd: Sequence[Person], prose: Sequence[str], study: Study,
         tell: Callable[[str, float | None], object],
     ) -> None:  # fmt: skip
-        from .consolidate import anchor_item
+        from .item import anchor_item
 
         self.body, self.study, self.tell, self.crowd, self.tokenizer = body, study, tell, crowd, tokenizer
         self.anchors = [anchor_item(body, tokenizer, t, c) for t in prose for c in (False, True)]
@@ -245,7 +244,7 @@ class School:
         return self.heard[i]
 
     def answers(self, i: int) -> Item:
-        from .consolidate import answers_item
+        from .item import answers_item
 
         return answers_item(self.body, self.tokenizer, self.crowd[i].next)
 
@@ -258,7 +257,7 @@ class School:
         return {"mean.q": q.mean(2), "mean.k": k.mean(2)}
 
     def run(self, part: str, leaves: dict[str, Tensor], numbers: dict[str, Tensor]) -> float:
-        from .consolidate import item_said, logs_at, losses
+        from .item import item_said, logs_at, losses
 
         optimiser = torch.optim.Adam([{"params": [x], "lr": self.study.rate * PACES.get(n, 1.0)} for n, x in leaves.items()])
         history: list[float] = []

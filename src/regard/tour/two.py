@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..identity.body import Body, body_of
-from ..identity.consolidate import Item, SleepRule, answers_item, consolidate, frozen, losses
+from ..identity.body import Body, body_of, frozen
+from ..identity.consolidate import SleepRule, consolidate
 from ..identity.evaluate import rotated, shuffled
 from ..identity.identity import Identity
+from ..identity.item import Item, answers_item, losses
 from ..identity.living import living
 from ..identity.observe import observe
 from ..identity.self_state import SelfRule
