@@ -11,7 +11,8 @@ import pytest
 import torch
 from lives import apart, someone
 
-from regard.identity.evaluate import Figure, bootstrap, markdown, measure, records, rotated, shuffled, speaker_table, summary
+from regard.identity.evaluate import measure, records, rotated, shuffled
+from regard.identity.evidence import Figure, bootstrap, markdown, speaker_table, summary
 from regard.identity.identity import Base
 from regard.identity.trace import spectrum
 

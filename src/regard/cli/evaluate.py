@@ -70,7 +70,8 @@ def identity(
 
 def report(out: Path) -> str:
     """The tables of a folder, also written beside its lines."""
-    from ..identity.evaluate import Figure, figure, joined, markdown, records, speaker_table, summary
+    from ..identity.evaluate import records
+    from ..identity.evidence import Figure, figure, joined, markdown, speaker_table, summary
 
     nights = [r for f in sorted(out.glob("nights-*.jsonl")) for r in records(f)]
     rows = joined([r for f in sorted(out.glob("people-*.jsonl")) for r in records(f)], nights)

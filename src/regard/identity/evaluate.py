@@ -4,7 +4,7 @@
 
 Every person is measured on the assistant's words in their *next* conversation, in nats per token. Whatever needs two people is paired:
 person i's state is also read on the next conversation of person i + 1. Each person is one line of a JSONL file, so that a run that was
-broken off goes on; `summary` makes the table of them, with paired bootstrap intervals.
+broken off goes on; `evidence.py` makes the tables of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import StateError
 from ..models.tokenizer import Tokenizer
 from .body import Body, body_of, frozen
 from .consolidate import ALONE, SleepRule, consolidate
@@ -263,12 +262,6 @@ def measure(each: Callable[[int], dict[str, Any]], indices: Sequence[int], out: 
                 f.write(f"\n{line}\n" if cut else f"{line}\n")
 
 
-def joined(rows: Sequence[dict[str, Any]], nights: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """People with their nights, where both were measured."""
-    slept = {r["i"]: r["sleep"] for r in nights}
-    return [{**r, "sleep": slept[r["i"]]} if r["i"] in slept else r for r in rows]
-
-
 def records(path: Path) -> list[dict[str, Any]]:
     """The people in a file; a line that was cut off is as if it had not been written."""
     found: list[dict[str, Any]] = []
@@ -279,166 +272,6 @@ def records(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return found
-
-
-# ---- the table ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A mean over people and its 95% interval, by bootstrap over people."""
-
-    mean: float
-    low: float
-    high: float
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
-
-    def percent(self) -> str:
-        return f"{self.mean:.0%} ({self.low:.0%}–{self.high:.0%})"
-
-
-def bootstrap(top: Sequence[float], bottom: Sequence[float] | None = None, *, draws: int = 4000, seed: int = 0) -> Figure:
-    """The mean of `top`, or the ratio of two means, with people drawn again together so that pairs stay pairs."""
-    a = torch.tensor(top, dtype=torch.float64)
-    b = torch.ones_like(a) if bottom is None else torch.tensor(bottom, dtype=torch.float64)
-    index = torch.randint(len(a), (draws, len(a)), generator=torch.Generator().manual_seed(seed))
-    drawn = a[index].mean(1) / b[index].mean(1)
-    low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Figure(float(a.mean() / b.mean()), low, high, len(a))
-
-
-def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Every figure of the evidence, from the people that were measured."""
-    rows = sorted(found, key=lambda r: r["i"])
-    if not rows:
-        raise StateError("no one has been measured yet; run: regard evaluate identity")
-    by = {r["i"]: r for r in rows}
-    gain = [r["base"] - r["context"] for r in rows]
-    out: dict[str, Any] = {
-        "people": len(rows),
-        "base": bootstrap([r["base"] for r in rows]),
-        "context": bootstrap([r["context"] for r in rows]),
-        "gain": bootstrap(gain),
-    }
-    out["keep"] = {n: bootstrap([r["base"] - r["keep"][n] for r in rows], gain) for n in rows[0]["keep"]} if rows else {}
-    # Another's state on my conversation was measured where that other was: person i's on i + 1's.
-    out["states"] = {
-        n: _state(rows, by, lambda r, n=n: r[n])
-        for n in ("imprints", "trace_fast", "self_fast key_bias", "self_fast self_token")
-    }
-    out["aba"] = bootstrap([r["base"] - r["aba"] for r in rows], gain)
-    out["damage_fast"] = {k: bootstrap([r["damage_fast"][k] for r in rows]) for k in ("chat", "prose")}
-    night = [r for r in rows if "sleep" in r]
-    out["slept people"] = len(night)
-    if night:
-        names = [n for n in night[0]["sleep"] if n != "recall"]
-        out["slept"] = {n: _state(night, by, lambda r, n=n: r["sleep"][n]) for n in names}
-        for n in names:
-            out["slept"][n]["share"] = bootstrap(
-                [r["base"] - r["sleep"][n]["own"] for r in night], [r["base"] - r["context"] for r in night]
-            )
-            out["slept"][n]["damage"] = {k: bootstrap([r["sleep"][n]["damage"][k] for r in night]) for k in ("chat", "prose")}
-    asked = [r["sleep"]["recall"] for r in night if "recall" in r["sleep"]]
-    if asked:
-        out["recall"] = {
-            name: bootstrap([r[name] for r in asked], [r[of] for r in asked])
-            for name, of in (
-                ("context", "questions"),
-                ("own", "questions"),
-                ("nobody", "questions"),
-                ("other", "other_questions"),
-            )
-        }
-        if sum(r["context"] for r in asked):
-            out["recall"]["own of context"] = bootstrap([r["own"] for r in asked], [r["context"] for r in asked])
-    return out
-
-
-def _state(
-    rows: list[dict[str, Any]], by: dict[int, dict[str, Any]], get: Callable[[dict[str, Any]], dict[str, float]]
-) -> dict[str, Any]:
-    own = [get(r)["own"] - r["base"] for r in rows]
-    pairs = [
-        (get(by[r["i"] - 1])["on_other"], get(r)["own"], r["base"])
-        for r in rows
-        if r["i"] - 1 in by and _has(get, by[r["i"] - 1])
-    ]
-    found: dict[str, Any] = {"own": bootstrap(own), "bytes": max(get(r)["bytes"] for r in rows), "count": len(rows)}
-    found |= {n: bootstrap([get(r)[n] - r["base"] for r in rows]) for n in ("shuffled", "random") if n in get(rows[0])}
-    if pairs:
-        found["other"] = bootstrap([o - b for o, _, b in pairs])
-        found["own − other"] = bootstrap([m - o for o, m, _ in pairs])
-    return found
-
-
-def _has(get: Callable[[dict[str, Any]], dict[str, float]], row: dict[str, Any]) -> bool:
-    try:
-        return bool(get(row))
-    except KeyError:
-        return False
-
-
-def markdown(s: dict[str, Any]) -> str:
-    """The evidence as tables, for eyes."""
-    lines = [
-        f"{s['people']} people; nats per token of the assistant's words in the next conversation; 95% intervals by bootstrap over people.",
-        "",
-        f"Base {s['base'].mean:.2f}, history in context {s['context'].mean:.2f}: a gain of {s['gain'].mean:.2f} nats.",
-        "",
-        "| kept by, share of the in-context gain | 12.5% | 25% | 50% of the tokens |",
-        "|---|---|---|---|",
-    ]
-    for keep in dict.fromkeys(n.split()[0] for n in s["keep"]):
-        lines.append(f"| {keep} | " + " | ".join(s["keep"][f"{keep} {x}"].percent() for x in SHARES) + " |")
-    if "slept" in s:
-        slept = [s["slept"].get(f"imprints {x}") for x in SHARES]
-        cells = ["–" if x is None else x["share"].percent() for x in slept]
-        lines.append(f"| learned, then slept ({s['slept people']} people) | " + " | ".join(cells) + " |")
-        lines.append(f"| everything, slept |  | {s['slept']['everything 0.25']['share'].percent()} |  |")
-    lines += [
-        "",
-        "| state | people | own − base | another's − base | own − another's | shuffled | random, same spectrum | bytes |",
-        "|" + "---|" * 8,
-    ]
-    states = {f"{n}, fast": x for n, x in s["states"].items()} | {f"{n}, slept": x for n, x in s.get("slept", {}).items()}
-    for name, x in states.items():
-        cells = [str(x.get(n, "–")) for n in ("own", "other", "own − other", "shuffled", "random")]
-        lines.append(f"| {name.replace('_fast', '')} | {x['count']} | {' | '.join(cells)} | {x['bytes']:,} |")
-    lines += ["", "| neutral text, nats above the base | as a chat | as prose |", "|---|---|---|"]
-    lines.append(f"| imprints, fast | {s['damage_fast']['chat']} | {s['damage_fast']['prose']} |")
-    for name, x in s.get("slept", {}).items():
-        lines.append(f"| {name}, slept | {x['damage']['chat']} | {x['damage']['prose']} |")
-    lines += ["", f"A-B-A: after another's history was imprinted too, {s['aba'].percent()} of the gain is left."]
-    if "recall" in s:
-        r = s["recall"]
-        lines += ["", "| plain questions answered greedily | right |", "|---|---|"]
-        names = {"context": "history in context", "own": "own identity, fresh chat", "other": "another's identity", "nobody": "no identity",
-                 "own of context": "own, as a share of in context"}  # fmt: skip
-        lines += [f"| {names[n]} | {r[n].percent()} |" for n in names if n in r]
-    return "\n".join(lines) + "\n"
-
-
-def speaker_table(found: Sequence[dict[str, Any]]) -> str:
-    rows = sorted(found, key=lambda r: r["i"])
-    by = {r["i"]: r for r in rows}
-    gain = [r["base"] - r["context"] for r in rows]
-    lines = [
-        f"{len(rows)} speakers of TinyShakespeare, earlier lines → later lines: base {bootstrap([r['base'] for r in rows]).mean:.2f}, "
-        f"earlier lines in context {bootstrap([r['context'] for r in rows]).mean:.2f} nats, a gain of {bootstrap(gain)}.",
-        "",
-        "| kept, 25% of the tokens | nats against the base |",
-        "|---|---|",
-    ]
-    lines += [f"| {n} | {bootstrap([r['keep'][n] - r['base'] for r in rows])} |" for n in rows[0]["keep"]]
-    state = _state(rows, by, lambda r: r["imprints"])
-    lines += [
-        f"| another speaker's (learned) | {state.get('other', '–')} |",
-        f"| own − another's (learned) | {state.get('own − other', '–')} |",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def measure_speakers(lab: Lab, count: int, k: int, n: int, out: Path) -> None:
@@ -461,46 +294,3 @@ def shakespeare() -> str | None:
         for path in sorted(Path(root).rglob("input.txt")):
             return path.read_text(encoding="utf-8")
     return None
-
-
-def figure(s: dict[str, Any], path: Path) -> None:
-    """Two pictures: what each keeper keeps at each budget, and whose a state is."""
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(figsize=(11, 4.4), layout="constrained")
-    left, right = canvas.subplots(1, 2)
-    # Okabe and Ito's colours: told apart by everyone.
-    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#7F3C8D", "#B0A000")
-    order = sorted({n.split()[0] for n in s["keep"]}, key=lambda n: -s["keep"][f"{n} 0.25"].mean)
-    for name, colour in zip(order, colours, strict=False):
-        figures = [s["keep"][f"{name} {x}"] for x in SHARES]
-        bold = name == "learned"
-        left.plot(
-            [100 * x for x in SHARES], [100 * f.mean for f in figures], "o-", color=colour, lw=3 if bold else 1.4, label=name
-        )
-    slept = [(x, s.get("slept", {}).get(f"imprints {x}")) for x in SHARES]
-    if any(y for _, y in slept):
-        points = [(100 * x, 100 * y["share"].mean) for x, y in slept if y]
-        left.plot(*zip(*points, strict=True), "s--", color="#0072B2", lw=2, label="learned, then slept")
-    left.axhline(100, color="#666666", lw=1, ls=":")
-    left.set(
-        xlabel="share of the history's tokens that is kept (%)",
-        ylabel="share of the in-context gain (%)",
-        xticks=[100 * x for x in SHARES],
-    )
-    left.legend(fontsize=8)
-    states = {f"{n.replace('_fast', '')}, fast": x for n, x in s["states"].items()} | {
-        f"{n}, slept": x for n, x in s.get("slept", {}).items()
-    }
-    states = {n: x for n, x in states.items() if "other" in x}
-    rows = range(len(states))
-    for shift, kind, colour, label in ((-0.18, "own", "#0072B2", "own"), (0.18, "other", "#D55E00", "another's")):
-        found = [x[kind] for x in states.values()]
-        spread = [[f.mean - f.low for f in found], [f.high - f.mean for f in found]]
-        right.barh([r + shift for r in rows], [f.mean for f in found], 0.34, xerr=spread, color=colour, label=label)
-    right.set_yticks(list(rows), list(states))
-    right.invert_yaxis()
-    right.axvline(0, color="#666666", lw=1)
-    right.set_xlabel("nats per token against the base model; 95% intervals")
-    right.legend(fontsize=8)
-    canvas.savefig(path, dpi=90)
