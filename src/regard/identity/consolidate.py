@@ -83,7 +83,7 @@ class Draft:
     signs: Tensor | None = None
     form: Form = "key_bias"
 
-    def reads(self, scales: Sequence[float]) -> list[LayerRead | None]:
+    def reads(self, scales: Sequence[float], device: torch.device | str = "cpu") -> list[LayerRead | None]:
         L, G, D = self.base.base.depth, self.base.base.key_heads, self.base.base.head_width
         kept, x = self.base.imprints, self.leaves
         k, v, weight = None, None, None
@@ -105,11 +105,17 @@ class Draft:
             left, signs = self.base.trace.left.dense(), self.base.trace.signs.float()
 
         def at(y: Tensor | None, i: int) -> Tensor | None:
-            return None if y is None else y[None, i]
+            return None if y is None else y[None, i].to(device)
 
         return [
             LayerRead(
-                scales[i], at(k, i), at(v, i), at(weight, i), at(left, i), None if signs is None else signs[None], at(bias, i)
+                scales[i],
+                at(k, i),
+                at(v, i),
+                at(weight, i),
+                at(left, i),
+                None if signs is None else signs[None].to(device),
+                at(bias, i),
             )
             for i in range(L)
         ]
@@ -241,7 +247,7 @@ def consolidate(
                 # Each step draws from a seed of its own, so that a night that was broken off goes on as it would have.
                 pick = torch.Generator().manual_seed(rule.seed * 100_003 + night.step)
                 lesson = lessons.of(night.step, rule, pick)
-                with torch.enable_grad(), body.read(work.reads(body.scales)):
+                with torch.enable_grad(), body.read(work.reads(body.scales, body.device)):
                     found = losses(body, [item for _, item in lesson])
                     torch.stack([w * x for (w, _), x in zip(lesson, found, strict=True)]).sum().backward()
                 for group in optimiser.param_groups:

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from ..errors import ShapeError, SpecError
 from .identity import Base, Form, Identity, SelfState
 from .observe import Experience
-from .read import LayerRead, layer_reads
 
 Update = Callable[[Float[Tensor, "L S"], Float[Tensor, "L S"]], Float[Tensor, "L S"]]
 """g: (z, s) to the direction in which s moves."""
@@ -107,6 +106,7 @@ def chosen_by_free_energy(
     s₀ is where the self stands now, so precision says how firmly it is held there.
     """
     from .body import body_of
+    from .consolidate import Draft
 
     body = body_of(model)
     identity.base.refuse(body.base)
@@ -114,12 +114,10 @@ def chosen_by_free_energy(
     s = start.s.clone().requires_grad_()
     ids = torch.tensor([tokens], device=body.device)
     optimiser = torch.optim.Adam([s], lr=rate)
-    rest = replace(identity, self=None)
-    L, G, D = identity.base.depth, identity.base.key_heads, identity.base.head_width
+    work = Draft(replace(identity, self=start), {"s": s}, form=start.form)
+    L, G = identity.base.depth, identity.base.key_heads
     for _ in range(steps):
-        others = layer_reads([rest], body.scales, device=body.device)
-        reads = [_with_self(r, body.scales[i], s[i], start.form, (G, D)) for i, r in enumerate(others)]
-        with torch.enable_grad(), body.read(reads):
+        with torch.enable_grad(), body.read(work.reads(body.scales, body.device)):
             logits = body.logits(ids)[0]
             surprise = torch.nn.functional.cross_entropy(logits[:-1].float(), ids[0, 1:])
             energy = surprise + precision / 2 * (s - start.s).square().sum() / (L * G)
@@ -127,18 +125,6 @@ def chosen_by_free_energy(
         s.grad = grad
         optimiser.step()
     return replace(identity, self=SelfState(s.detach(), start.form))
-
-
-def _with_self(read: LayerRead | None, scale: float, s: Tensor, form: Form, shape: tuple[int, int]) -> LayerRead:
-    r = read or LayerRead(scale)
-    if form == "key_bias":
-        return replace(r, bias=s.view(1, *shape))
-    sk, sv = s.view(1, 2, *shape).unbind(1)
-    k, v = (x[:, :, None] for x in (sk, sv))
-    if r.k is not None and r.v is not None:
-        k, v = torch.cat([k, r.k], 2), torch.cat([v, r.v], 2)
-    weight = None if r.weight is None else torch.nn.functional.pad(r.weight, (1, 0))
-    return replace(r, k=k, v=v, weight=weight)
 
 
 __all__ = ["LinearUpdate", "MLPUpdate", "SelfRule", "chosen_by_free_energy", "fresh", "moved", "pooled"]
