@@ -12,7 +12,7 @@ import torch
 from lives import apart, someone
 
 from regard.identity.evaluate import measure, records, rotated, shuffled
-from regard.identity.evidence import Figure, bootstrap, markdown, speaker_table, summary
+from regard.identity.evidence import PEERS, Figure, bootstrap, goals, markdown, speaker_table, summary
 from regard.identity.identity import Base
 from regard.identity.trace import spectrum
 
@@ -169,6 +169,29 @@ def test_a_summary_of_people_who_slept_has_their_nights_and_what_they_recalled()
     assert s["recall"]["own"].mean == pytest.approx(3 / 8)
     assert s["recall"]["other"].mean == pytest.approx(1 / 7)
     assert s["recall"]["own of context"].mean == pytest.approx(0.5)
+
+
+def test_goals_are_met_or_missed_by_what_was_measured():
+    assert [g.what for g in goals(summary([person(0)]))] == [], "nothing is asked of what was not measured"
+    rows = [person(i, sleep=night(i)) for i in range(3)]
+    found = {g.what: g for g in goals(summary(rows))}
+    assert found["imprints, fast: own − another's"].met
+    assert not found["trace, fast: own − another's"].met
+    assert found["self as a token, fast: own − another's"].met
+    assert not found["everything 0.25, slept: share of the gain"].met
+    assert found["trace alone, slept: own − base"].met
+    assert not found["trace alone, slept: another's − base"].met
+    assert not found["recall, of what is recalled in context"].met
+    assert not found["neutral text in a chat, everything slept"].met
+    assert found["bytes of a person, everything at a quarter"].met
+    assert "imprints, fast, at 12.5 / 25 / 50%" not in found
+    for share, own in ((0.125, 1.0), (0.25, 1.0), (0.5, 1.5)):
+        for r in rows:
+            r["keep"] |= {f"{peer} {share}": r["base"] - own + (0.2 if peer != "random" else 0.1) for peer in PEERS}
+    keep = {g.what: g for g in goals(summary(rows))}["imprints, fast, at 12.5 / 25 / 50%"]
+    assert not keep.met, "behind at one budget is behind"
+    assert "70% (random)" in keep.asked
+    assert "**missed**" in markdown(summary(rows))
 
 
 def test_tables_have_as_many_cells_in_every_row():
