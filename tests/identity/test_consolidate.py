@@ -15,7 +15,7 @@ from regard.identity.body import base_of, body_of, frozen
 from regard.identity.consolidate import ALONE, Night, SleepRule, consolidate, draft
 from regard.identity.identity import Identity
 from regard.identity.item import Item, answers_item, item_loss, logs_at, losses
-from regard.identity.lessons import INTERVIEW, PIECE, RETELL, Anchors, Lessons, _pieces, interview, retold
+from regard.identity.lessons import INTERVIEW, PIECE, RETELL, Anchors, Lessons, _pieces, greedy, interview, retold
 from regard.identity.living import living
 from regard.identity.observe import chat_tokens, observe
 from regard.identity.packed import Packed
@@ -382,3 +382,18 @@ def test_the_history_of_a_model_of_transformers_is_slept_over_too():
     ids, _ = chat_tokens(TALK[0], letters())
     with torch.no_grad():
         assert torch.isfinite(theirs(torch.tensor([ids])).logits).all()
+
+
+@pytest.mark.parametrize("past", [(), TALK[0]])
+def test_questions_answered_together_are_answered_as_they_would_be_alone(
+    model: Model, mara: Identity, past: list[dict[str, str]]
+):
+    body, words = body_of(model), letters()
+    questions = ["Who?", "Why me?", "What is it?", "Who!", "And then, after all of that?"]
+    for who in (None, mara):
+        with living(model, who), torch.no_grad():
+            together = greedy(body, words, past, questions, 6)
+            for q, (said, logs) in zip(questions, together, strict=True):
+                ((alone, theirs),) = greedy(body, words, past, [q], 6)
+                assert said == alone
+                assert apart(logs, theirs) < 1e-4

@@ -183,9 +183,10 @@ def greedy(
     ]
     ends = set(tokenizer.eos_ids)
     said: dict[int, tuple[list[int], list[Tensor]]] = {i: ([], []) for i in range(len(asked))}
+    begin = _reader(body, past)
     for length in sorted({len(a) for a in asked}):
         rows = [i for i, a in enumerate(asked) if len(a) == length]
-        step = _reader(body, past, len(rows))
+        step = begin(len(rows))
         tokens = torch.tensor([asked[i] for i in rows], device=body.device)
         for _ in range(longest):
             logs = step(tokens).float().log_softmax(-1)
@@ -199,14 +200,21 @@ def greedy(
     return [(line, torch.stack(logs)) for line, logs in said.values()]
 
 
-def _reader(body: Body, past: list[int], rows: int) -> Callable[[Tensor], Tensor]:
-    """A function from the next tokens of some rows to the logits after them; all rows begin with `past`."""
-    if isinstance(body.model, Model):
-        decoder = prepare(body.model)
-        caches = static_caches(decoder.depth, len(past) + 2 * ANSWER)
-        if past:
-            _, one = decoder(torch.tensor([past], device=body.device), caches)
-            caches = tuple(cast(StaticCache, c).rows(torch.zeros(rows, dtype=torch.long)) for c in one)
+Step = Callable[[Tensor], Tensor]
+"""The next tokens of some rows to the logits after them."""
+
+
+def _reader(body: Body, past: list[int]) -> Callable[[int], Step]:
+    """Reads `past` once; what comes back begins any number of rows after it, as often as it is asked to."""
+    if not isinstance(body.model, Model):
+        return _their_reader(body, past)
+    decoder = prepare(body.model)
+    empty = static_caches(decoder.depth, len(past) + 2 * ANSWER)
+    read = decoder(torch.tensor([past], device=body.device), empty)[1] if past else empty
+
+    def begin(rows: int) -> Step:
+        index = torch.zeros(rows, dtype=torch.long, device=body.device)
+        caches = tuple(cast(StaticCache, c).rows(index) for c in read)
 
         def step(tokens: Tensor) -> Tensor:
             nonlocal caches
@@ -215,16 +223,24 @@ def _reader(body: Body, past: list[int], rows: int) -> Callable[[Tensor], Tensor
             return logits.clone()
 
         return step
+
+    return begin
+
+
+def _their_reader(body: Body, past: list[int]) -> Callable[[int], Step]:
+    """The same for a model of transformers, whose caches belong to one batch: it reads the past anew for each."""
     model = cast(Any, body.model)
-    theirs: Any = None
-    if past:
-        first = torch.tensor([past], device=body.device)
-        theirs = model(first.expand(rows, -1), use_cache=True).past_key_values
 
-    def step_theirs(tokens: Tensor) -> Tensor:
-        nonlocal theirs
-        found = model(tokens, past_key_values=theirs, use_cache=True)
-        theirs = found.past_key_values
-        return found.logits[:, -1]
+    def begin(rows: int) -> Step:
+        first = torch.tensor([past], device=body.device).expand(rows, -1)
+        cache: Any = model(first, use_cache=True).past_key_values if past else None
 
-    return step_theirs
+        def step(tokens: Tensor) -> Tensor:
+            nonlocal cache
+            found = model(tokens, past_key_values=cache, use_cache=True)
+            cache = found.past_key_values
+            return found.logits[:, -1]
+
+        return step
+
+    return begin
