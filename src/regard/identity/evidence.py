@@ -72,13 +72,16 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     night = [r for r in rows if "sleep" in r]
     out["slept people"] = len(night)
     if night:
-        names = [n for n in night[0]["sleep"] if n != "recall"]
-        out["slept"] = {n: _state(night, by, lambda r, n=n: r["sleep"][n]) for n in names}
-        for n in names:
-            out["slept"][n]["share"] = bootstrap(
-                [r["base"] - r["sleep"][n]["own"] for r in night], [r["base"] - r["context"] for r in night]
+        out["slept"] = {}
+        for n in dict.fromkeys(n for r in night for n in r["sleep"] if n != "recall"):
+            # Not every state was slept over by everyone.
+            those = [r for r in night if n in r["sleep"]]
+            state = _state(those, by, lambda r, n=n: r["sleep"][n])
+            state["share"] = bootstrap(
+                [r["base"] - r["sleep"][n]["own"] for r in those], [r["base"] - r["context"] for r in those]
             )
-            out["slept"][n]["damage"] = {k: bootstrap([r["sleep"][n]["damage"][k] for r in night]) for k in ("chat", "prose")}
+            state["damage"] = {k: bootstrap([r["sleep"][n]["damage"][k] for r in those]) for k in ("chat", "prose")}
+            out["slept"][n] = state
     asked = [r["sleep"]["recall"] for r in night if "recall" in r["sleep"]]
     if asked:
         out["recall"] = {
@@ -200,8 +203,9 @@ def markdown(s: dict[str, Any]) -> str:
     if "slept" in s:
         slept = [s["slept"].get(f"imprints {x}") for x in SHARES]
         cells = ["–" if x is None else x["share"].percent() for x in slept]
-        lines.append(f"| learned, then slept ({s['slept people']} people) | " + " | ".join(cells) + " |")
+        lines.append("| learned, then slept | " + " | ".join(cells) + " |")
         lines.append(f"| everything, slept |  | {s['slept']['everything 0.25']['share'].percent()} |  |")
+        lines.append("| people who slept | " + " | ".join("–" if x is None else str(x["count"]) for x in slept) + " |")
     lines += [
         "",
         "| state | people | own − base | another's − base | own − another's | shuffled | random, same spectrum | bytes |",
