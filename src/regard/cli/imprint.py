@@ -25,7 +25,7 @@ def imprint(
         str | None, typer.Option(help="a name for it, to forget it by [default: the file's]", show_default=False)
     ] = None,
     keep: Annotated[
-        str | None, typer.Option(help="what is worth keeping: learned, shock, shock_next, attention, snapkv, recency, …")
+        str | None, typer.Option(help="what is worth keeping: learned, coverage, shock, attention, snapkv, recency, …")
     ] = None,
     budget: Annotated[int | None, typer.Option(help="slots that the identity has at most", min=0)] = None,
     model: ModelOption = DEFAULT,
