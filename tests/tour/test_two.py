@@ -66,7 +66,7 @@ def test_the_page_shows_both_answers_and_escapes_what_a_model_says() -> None:
     assert "<Mochi>" not in text
     assert "docs/identity.md" in text
     assert "chosen by looking at answers" in text
-    assert "nothing here says that sleep helps" in text
+    assert "an illustration, not evidence" in text
 
 
 def test_tokens_of_one_word_stay_together_and_a_bar_is_never_more_than_full() -> None:
