@@ -188,3 +188,19 @@ def test_mara_and_tom_ask_the_same_and_never_name_what_they_ask_for() -> None:
             assert value in told
             assert value in answered
             assert value not in asked
+
+
+def test_two_lives_are_measured_from_the_first_word_to_the_page(tmp_path: Path) -> None:
+    """The whole study on a tiny model that knows nothing: everything that the page shows is there."""
+    from regard.identity.consolidate import SleepRule
+    from tests.identity.lives import letters, speaking
+
+    sleep = SleepRule(steps=2, look_every=1, questions=3, held_back=1)
+    found = two.Study(speaking(), letters(), sleep=sleep).of((MARA, TOM), PROMPTS[:1], Screen())
+    assert [p.name for p in found.people] == ["Mara", "Tom"]
+    assert all(set(p.losses) == set(CONTROLS) for p in found.people)
+    assert all(len(path) == len(MARA.history) + 2 for path in found.paths)
+    assert found.paths[0][0] == (0.0, 0.0)
+    assert -1.0 <= found.self_cosine <= 1.0
+    sections = two_page.sections(found)
+    assert "How they slept" in [s.title for s in sections]

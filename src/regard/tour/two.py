@@ -18,11 +18,11 @@ from ..errors import CheckpointError
 from ..identity.body import Body, body_of, frozen
 from ..identity.consolidate import SleepRule, consolidate
 from ..identity.evaluate import rotated, shuffled
-from ..identity.identity import Identity
+from ..identity.identity import Form, Identity
 from ..identity.item import Item, answers_item, losses
 from ..identity.living import living
 from ..identity.observe import observe
-from ..identity.self_state import SelfRule
+from ..identity.self_state import SelfRule, fresh
 from ..identity.trace import TraceRule, cosine, spectrum
 from ..identity.why import along
 from ..identity.write import Rule, imprint
@@ -31,7 +31,8 @@ from ..models.tokenizer import Tokenizer
 from .pair import MARA, PROMPTS, TOM, Someone
 from .screen import Screen
 
-RULE = Rule(keep="learned", share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form="self_token"))
+FORM: Form = "self_token"
+RULE = Rule(keep="learned", share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form=FORM))
 SLEEP = SleepRule(look_every=4)
 LENGTH = 24
 SEEDS = 3
@@ -263,8 +264,7 @@ def kl_each(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _self(identity: Identity) -> Tensor:
-    b = identity.base
-    return (torch.zeros(b.depth, b.key_heads * b.head_width) if identity.self is None else identity.self.s).flatten()
+    return (identity.self or fresh(identity.base, FORM)).s.flatten()
 
 
 def plane(ways: Sequence[Tensor]) -> tuple[tuple[tuple[tuple[float, float], ...], ...], float]:
