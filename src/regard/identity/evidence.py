@@ -253,28 +253,37 @@ def figure(s: dict[str, Any], path: Path) -> None:
     """Two pictures: what each keeper keeps at each budget, and whose a state is."""
     from matplotlib.figure import Figure as Canvas
 
-    canvas = Canvas(figsize=(11, 4.4), layout="constrained")
+    canvas = Canvas(figsize=(12.5, 4.6), layout="constrained")
     left, right = canvas.subplots(1, 2)
-    # Okabe and Ito's colours: told apart by everyone.
-    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#7F3C8D", "#B0A000")
-    order = sorted({n.split()[0] for n in s["keep"]}, key=lambda n: -s["keep"][f"{n} 0.25"].mean)
-    for name, colour in zip(order, colours, strict=False):
-        figures = [s["keep"][f"{name} {x}"] for x in SHARES]
-        bold = name == "learned"
-        left.plot(
-            [100 * x for x in SHARES], [100 * f.mean for f in figures], "o-", color=colour, lw=3 if bold else 1.4, label=name
-        )
-    slept = [(x, s.get("slept", {}).get(f"imprints {x}")) for x in SHARES]
-    if any(y for _, y in slept):
-        points = [(100 * x, 100 * y["share"].mean) for x, y in slept if y]
-        left.plot(*zip(*points, strict=True), "s--", color="#0072B2", lw=2, label="learned, then slept")
+    # Okabe and Ito's colours, told apart by everyone, and markers for those who see none. Blue is for our own default.
+    colours = (
+        "#D55E00",
+        "#009E73",
+        "#CC79A7",
+        "#E69F00",
+        "#56B4E9",
+        "#000000",
+        "#999999",
+        "#7F3C8D",
+        "#B0A000",
+        "#8C6D46",
+        "#4D4D4D",
+    )
+    looks = zip(colours, "osv^D<>pXPh", strict=True)
+    slept = [(100 * x, 100 * y["share"].mean) for x in SHARES if (y := s.get("slept", {}).get(f"imprints {x}"))]
+    if slept:
+        left.plot(*zip(*slept, strict=True), "s--", color="#0072B2", lw=2.4, label="learned, then slept")
+    for name in sorted({n.split()[0] for n in s["keep"]}, key=lambda n: -s["keep"][f"{n} 0.25"].mean):
+        colour, marker, width = ("#0072B2", "o", 2.8) if name == "learned" else (*next(looks), 1.3)
+        means = [100 * s["keep"][f"{name} {x}"].mean for x in SHARES]
+        left.plot([100 * x for x in SHARES], means, color=colour, marker=marker, ms=5, lw=width, label=name)
     left.axhline(100, color="#666666", lw=1, ls=":")
     left.set(
         xlabel="share of the history's tokens that is kept (%)",
         ylabel="share of the in-context gain (%)",
         xticks=[100 * x for x in SHARES],
     )
-    left.legend(fontsize=8)
+    left.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     states = {f"{n.replace('_fast', '')}, fast": x for n, x in s["states"].items()} | {
         f"{n}, slept": x for n, x in s.get("slept", {}).items()
     }
