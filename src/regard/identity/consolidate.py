@@ -88,7 +88,7 @@ class Draft:
         kept, x = self.base.imprints, self.leaves
         k, v, weight = None, None, None
         if len(kept):
-            k, v = kept.k.dense(), x.get("v", kept.v.dense())
+            k, v = kept.k.dense(), x["v"] if "v" in x else kept.v.dense()
             weight = kept.weight if bool(kept.weight.any()) else None
         bias: Tensor | None = None
         s = x.get("s", None if self.base.self is None else self.base.self.s)

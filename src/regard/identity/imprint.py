@@ -90,9 +90,9 @@ def covering(e: Experience, telling: Float[Tensor, " N"]) -> Float[Tensor, " N"]
 
     What is taken only brings the others nearer, so worths fall in the order of the taking, and those of two experiences compare.
     """
-    said = e.content.nonzero().flatten()
-    weight, at = telling[said].cpu(), said.cpu()
-    keys = F.normalize(e.k[:, :, said].permute(2, 0, 1, 3).flatten(1).float(), dim=-1)
+    said = e.content.cpu().nonzero().flatten()
+    weight = telling.cpu()[said]
+    keys = F.normalize(e.k[:, :, said.to(e.k.device)].permute(2, 0, 1, 3).flatten(1).float(), dim=-1)
     apart = torch.cdist(keys, keys).cpu()
     near, left = torch.full((len(said),), 2.0), torch.ones(len(said), dtype=torch.bool)
     far_then = torch.zeros(len(said))
@@ -101,7 +101,7 @@ def covering(e: Experience, telling: Float[Tensor, " N"]) -> Float[Tensor, " N"]
         best = int((far + weight.detach()).masked_fill(~left, float("-inf")).argmax())
         far_then[best], left[best] = far[best], False
         near = torch.minimum(near, apart[best])
-    return torch.full((len(e),), float("-inf")).index_copy(0, at, far_then + weight)
+    return torch.full((len(e),), float("-inf")).index_copy(0, said, far_then + weight)
 
 
 def learned(e: Experience, seed: int = 0) -> Tensor:

@@ -55,6 +55,10 @@ def logs_at(body: Body, ids: Tensor, at: Tensor) -> Tensor:
     return body.head(body.hidden(ids[None])[0][at - 1]).float().log_softmax(-1)
 
 
+def any_of(items: Sequence[Item], pick: torch.Generator) -> Item:
+    return items[int(torch.randint(len(items), (1,), generator=pick))]
+
+
 def answers_item(body: Body, tokenizer: Tokenizer, chat: Chat) -> Item:
     """What the assistant says in a chat, to be scored as it was said."""
     ids, at = _places(tokenizer, [dict(m) for m in chat], ("assistant",))

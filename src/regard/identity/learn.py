@@ -100,7 +100,8 @@ class FastWrite:
     def opened(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Float[Tensor, "L G 1"]]:
         """Keys and values (L, G, m, D) as slots, and how widely each head opens to them."""
         n = self.numbers
-        return k + n["slots.shift"][:, :, None], v * n["slots.value"][..., None, None], n["slots.gate"][..., None]
+        shift, value = n["slots.shift"].to(k.device), n["slots.value"].to(v.device)
+        return k + shift[:, :, None], v * value[..., None, None], n["slots.gate"][..., None]
 
     @property
     def trace_gain(self) -> Float[Tensor, "L G"]:
@@ -257,7 +258,7 @@ class School:
         return {"mean.q": q.mean(2), "mean.k": k.mean(2)}
 
     def run(self, part: str, leaves: dict[str, Tensor], numbers: dict[str, Tensor]) -> float:
-        from .item import item_said, logs_at, losses
+        from .item import any_of, item_said, logs_at, losses
 
         optimiser = torch.optim.Adam([{"params": [x], "lr": self.study.rate * PACES.get(n, 1.0)} for n, x in leaves.items()])
         history: list[float] = []
@@ -271,7 +272,7 @@ class School:
             anchors = [replace(other, wanted=usual)]
             if part == "imprints":
                 prose, chats = self.anchors[0::2], self.anchors[1::2]
-                anchors = [_any(prose, pick), _any(chats, pick) if n % 2 else anchors[0]]
+                anchors = [any_of(prose, pick), any_of(chats, pick) if n % 2 else anchors[0]]
             elif part == "token":
                 anchors = [other]
             with torch.enable_grad():
@@ -321,10 +322,6 @@ class School:
         left, signs = trace.left.dense(), trace.signs.float()
         gained = x["trace.gain"][..., None] * signs
         return [LayerRead(self.body.scales[i], left=left[None, i], signs=gained[None, i]) for i in range(e.base.depth)]
-
-
-def _any(items: Sequence[Item], pick: torch.Generator) -> Item:
-    return items[int(torch.randint(len(items), (1,), generator=pick))]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from ..models.cache import StaticCache, static_caches
 from ..models.decode import prepare
 from ..models.tokenizer import Tokenizer
 from .body import Body
-from .item import Item, anchor_item, answers_item, logs_at, losses
+from .item import Item, anchor_item, answers_item, any_of, logs_at, losses
 from .observe import Chat, chat_tokens
 from .people import neutral
 
@@ -67,16 +67,13 @@ class Lessons:
 
         A self or a trace alone only reads again: it can lean toward a person, but hold no answers.
         """
-
-        def any_of(x: list[Item]) -> Item:
-            return x[int(torch.randint(len(x), (1,), generator=pick))]
-
         holds = "imprints" in rule.parts
         kind = step % 3 if holds and self.retold else 2
         if kind == 2:
-            found = [(1.0, _with_a_gap(any_of(self.again), pick))]
+            found = [(1.0, _with_a_gap(any_of(self.again, pick), pick))]
         else:
-            found = [(0.5, any_of(self.retold)), (0.5, any_of(self.asked if kind == 0 and self.asked else self.retold))]
+            second = self.asked if kind == 0 and self.asked else self.retold
+            found = [(0.5, any_of(self.retold, pick)), (0.5, any_of(second, pick))]
         turn = int(torch.randint(1 << 20, (1,), generator=pick))
         if (step % 4 == 1) if holds else (step % 3 != 1):
             return [*found, (rule.anchor, self.anchors.stranger(turn))]
