@@ -126,7 +126,7 @@ def write(file: Path, rule: SleepRule, night: Night) -> None:
     """Where a night stands, whole or not at all."""
     from safetensors.torch import save
 
-    from ..identity.store.blobs import write_whole
+    from ..files import write_bytes
 
     tensors: dict[str, Any] = {f"leaves.{n}": x for n, x in night.leaves.items()}
     tensors |= {f"best.{n}": x for n, x in night.best.items()}
@@ -136,7 +136,7 @@ def write(file: Path, rule: SleepRule, night: Night) -> None:
     data = save(
         {n: x.contiguous() for n, x in tensors.items()}, metadata={"night": json.dumps({"rule": asdict(rule), **numbers})}
     )
-    write_whole(file, data, file.parent)
+    write_bytes(file, data, private=True)
 
 
 def read(file: Path) -> tuple[SleepRule, Night]:

@@ -242,7 +242,7 @@ class Identity:
         """Write the folder, whole or not at all."""
         from safetensors.torch import save_file
 
-        from ..train.files import new_folder, write_text
+        from ..files import new_folder, write_text
 
         with new_folder(Path(folder)) as draft:
             save_file(self.tensors(), draft / TENSORS, metadata={"format": "pt"})

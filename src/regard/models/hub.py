@@ -27,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
+from ..files import home
 
 if TYPE_CHECKING:
     from .base import Model
@@ -74,18 +75,6 @@ PACKAGES = {
         "Apache-2.0",
     ),
 }  # fmt: skip
-
-
-def home() -> Path:
-    """Where models are kept."""
-    given = os.environ.get("REGARD_HOME")
-    if given:
-        return Path(given).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "regard"
-    if sys.platform == "darwin":
-        return Path.home() / "Library/Caches/regard"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
 
 
 def place(name: str) -> Path:

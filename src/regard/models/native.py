@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .hub import home
+from ..files import home
 
 SOURCE = Path(__file__).with_name("products.c")
 FLAGS = ("-O3", "-mavx2", "-mfma", "-fno-math-errno", "-fPIC")

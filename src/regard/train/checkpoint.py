@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from ..files import point, put, sync, write_text
 from .config import config as make_config
 from .config import read
 from .distributed import Ranks
-from .files import point, put, sync, write_text
 from .tokenizer import Tokenizer
 from .tokenizer import load as load_tokenizer
 

@@ -37,7 +37,7 @@ class DataConfig:
     validation: float = 0.1
     """The last part of the tokens is kept for validation."""
     cache: str | None = None
-    """Where token files are kept; by default `$XDG_CACHE_HOME/regard/tokens`."""
+    """Where token files are kept; by default `tokens` in regard's home."""
 
 
 @dataclass(frozen=True)

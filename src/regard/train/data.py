@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..files import home, new_folder
 from .config import DataConfig
 from .corpus import Corpus, DataError, numpy, open_corpus
-from .files import new_folder
 from .tokenizer import Tokenizer, joined, learn, load
 
 VERSION = 1
@@ -67,7 +66,7 @@ def tokens(c: DataConfig, say: Say | None = None) -> Tokens:
 def cache_folder(c: DataConfig) -> Path:
     if c.cache is not None:
         return Path(c.cache)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard" / "tokens"
+    return home() / "tokens"
 
 
 def key(corpus: Corpus, c: DataConfig) -> str:

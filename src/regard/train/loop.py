@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import RegardError
+from ..files import write_text
 from .checkpoint import Progress, Store
 from .config import Config, dump
 from .data import Tokens, Windows
 from .data import tokens as open_tokens
 from .distributed import Ranks, part_of_step, spread
 from .distributed import joined as joined_ranks
-from .files import write_text
 from .optim import adamw, clip, rate, set_rate
 from .report import Metrics, Reporter, reporter
 

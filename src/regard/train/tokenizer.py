@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import RegardError
-from .files import write_text
+from ..files import write_text
 
 END = "<|end|>"
 

@@ -6,16 +6,13 @@ import contextlib
 import hashlib
 import os
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import CheckpointError
-from ...train.files import sync
-from .codec import read_file
+from ...files import read_plain, sync, write_bytes
+from ..identity import LARGEST
 from .errors import StoreError
-
-DRAFT = ".draft-"
 
 
 class Blobs:
@@ -46,7 +43,7 @@ class Blobs:
         """Whether it is there and sound; then it is young again, so that `gc` leaves it until a commit names it."""
         path = self.path(blob)
         with contextlib.suppress(FileNotFoundError, CheckpointError):
-            if read_file(path, len(data)) == data:
+            if read_plain(path, len(data)) == data:
                 os.utime(path)
                 return True
         return False
@@ -55,10 +52,10 @@ class Blobs:
         if not path.parent.is_dir():
             path.parent.mkdir(mode=0o700, exist_ok=True)
             sync(self.folder)
-        write_whole(path, data, self.folder)
+        write_bytes(path, data, private=True, drafts=self.folder)
 
     def get(self, blob: str) -> bytes:
-        data = read_file(self.path(blob))
+        data = read_plain(self.path(blob), LARGEST)
         if hashlib.sha256(data).hexdigest() != blob:
             raise CheckpointError(f"{self.path(blob)} is damaged: what it holds has another hash; restore it or roll back")
         return data
@@ -82,18 +79,4 @@ class Blobs:
                     yield path
 
 
-def write_whole(path: Path, data: bytes, drafts: Path) -> None:
-    draft = drafts / f"{DRAFT}{os.getpid()}-{uuid.uuid4().hex}"
-    try:
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(handle)
-        os.replace(draft, path)
-    finally:
-        # A full disk must not be left fuller.
-        draft.unlink(missing_ok=True)
-
-
-__all__ = ["Blobs", "write_whole"]
+__all__ = ["Blobs"]

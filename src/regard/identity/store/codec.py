@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -130,25 +127,6 @@ def _typed(found: object, types: Mapping[str, type], what: str) -> None:
             raise CheckpointError(f"{what}.{name} is {value!r:.80}; it counts from 0 up")
 
 
-def read_file(path: Path, limit: int = LARGEST) -> bytes:
-    """A file's bytes; no link is followed, and nothing that could block or go on for ever is opened as a file."""
-    try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is not there") from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; links are not followed") from error
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
-        os.close(handle)
-        if stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path} has {found.st_size:,} bytes; at most {limit:,} are read")
-        raise CheckpointError(f"{path} is no plain file")
-    with os.fdopen(handle, "rb") as file:
-        # Not beyond the limit even if it grows meanwhile.
-        return file.read(limit)
-
-
 def readable(identity: Identity, data: bytes) -> None:
     """What would not come back as it was must not be written."""
     try:
@@ -160,4 +138,4 @@ def readable(identity: Identity, data: bytes) -> None:
         raise StateError(f"this identity would come back with other numbers; give its counters as plain ints and floats: {odd}")
 
 
-__all__ = ["build", "decode", "encode", "read_file", "readable"]
+__all__ = ["build", "decode", "encode", "readable"]

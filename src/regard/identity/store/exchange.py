@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
-from ...train.files import new_folder
-from ..identity import CONFIG, TENSORS, Base, Identity, pack
-from .blobs import write_whole
-from .codec import MOST_HEADER, build, decode, encode, read_file
+from ...files import new_folder, read_plain, write_bytes
+from ..identity import CONFIG, LARGEST, TENSORS, Base, Identity, pack
+from .codec import MOST_HEADER, build, decode, encode
 from .errors import StoreError
 from .records import WRITES, Event, canonical, checked_name, strict_json
 
@@ -44,7 +43,7 @@ def export(store: IdentityStore, name: str, path: Path) -> Path:
     if path.suffix == SINGLE:
         if len(canonical(journal)) > MOST_HEADER // 2:
             raise StoreError(f"the journal of {name!r} is too long for one file; export a folder: {path.with_suffix('')}")
-        write_whole(path, encode(identity, journal=journal), path.parent)
+        write_bytes(path, encode(identity, journal=journal), private=True)
         return path
     with new_folder(path) as draft:
         (draft / TENSORS).write_bytes(pack({name: t.clone() for name, t in identity.tensors().items()}))
@@ -57,14 +56,14 @@ def import_(store: IdentityStore, path: Path, name: str, base: Base | None) -> C
     """Everything is read and checked before anything is written."""
     checked_name(name)
     if path.is_dir():
-        config = strict_json(read_file(path / CONFIG, MOST_HEADER), str(path / CONFIG))
+        config = strict_json(read_plain(path / CONFIG, MOST_HEADER), str(path / CONFIG))
         if not isinstance(config, dict):
             raise CheckpointError(f"{path / CONFIG} holds a {type(config).__name__}, not the settings of an identity")
-        identity = build(config, read_file(path / TENSORS), str(path / TENSORS))
+        identity = build(config, read_plain(path / TENSORS, LARGEST), str(path / TENSORS))
         there = (path / JOURNAL).exists() or (path / JOURNAL).is_symlink()
-        journal = strict_json(read_file(path / JOURNAL), str(path / JOURNAL)) if there else None
+        journal = strict_json(read_plain(path / JOURNAL, LARGEST), str(path / JOURNAL)) if there else None
     else:
-        identity, more = decode(read_file(path), str(path))
+        identity, more = decode(read_plain(path, LARGEST), str(path))
         journal = more.pop("journal", None)
         if more:
             raise CheckpointError(f"{path} has {sorted(more)[0]!r:.80} beside its settings, which is nothing of an identity's")

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 from pathlib import Path
 
+from ...files import home
 from .database import URL, make_url
 from .errors import StoreError
 
@@ -39,8 +40,6 @@ def place(url: str | Path | None, blobs: str | Path | None) -> tuple[URL, Path, 
 
 
 def _home() -> Path:
-    from ...models.hub import home
-
     return home() / "identities"
 
 

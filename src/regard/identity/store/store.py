@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, StateError
+from ...files import DRAFT
 from ..identity import Base, Identity
-from .blobs import DRAFT, Blobs
+from .blobs import Blobs
 from .codec import decode, encode, readable
 from .difference import Diff, compare
 from .errors import StaleError, StoreError

@@ -7,8 +7,6 @@ stand in a file of their own, regard.safetensors, so that transformers finds exa
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import CheckpointError
+from ...files import replacing, write_text
 from ..base import Model
 from . import native
 from .families import FAMILIES
@@ -117,28 +116,14 @@ def save_folder(model: Model, folder: Path) -> None:
     dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors.values()}
     whole |= {"dtype": dtypes.pop() if len(dtypes) == 1 else "float32", "regard": own}
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    with replacing(folder / WEIGHTS) as draft:
+        save_file(tensors, draft, metadata={"format": "pt"})
     kept = {n: model.get_parameter(n).detach().clone() for n in own_names(model, layout)}
     if kept:
-        write_atomically(folder / OWN, lambda path: save_file(kept, path, metadata={"format": "pt"}))
+        with replacing(folder / OWN) as draft:
+            save_file(kept, draft, metadata={"format": "pt"})
     # The configuration comes last: a folder that has one has everything.
-    text = json.dumps(whole, indent=2) + "\n"
-    write_atomically(folder / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """A reader sees the old file or the whole new one, never a part."""
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(number)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(folder / "config.json", json.dumps(whole, indent=2) + "\n")
 
 
 def fetch(name: str) -> Path:
