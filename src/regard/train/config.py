@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, cast
 
 from ..errors import CheckpointError
 from ..files import read_plain
+from ..reading import reading
 from .limits import ConfigError, RangeError, check_range, check_ranges, shown
 
 LARGEST = 1 << 20
@@ -158,11 +159,10 @@ def model_config(family: Any, given: Mapping[str, Any]) -> Any:
 def read(path: str | Path) -> dict[str, Any]:
     """The tree in a YAML file."""
     try:
-        text = read_plain(path, LARGEST, follow=True).decode("utf-8")
+        with reading(path, ConfigError):
+            text = read_plain(path, LARGEST, follow=True).decode("utf-8")
     except CheckpointError as error:
         raise ConfigError(f"no config file: {error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
     tree = from_yaml(text, str(path))
     if tree is None:
         return {}
