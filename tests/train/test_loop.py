@@ -251,3 +251,28 @@ def test_the_second_ctrl_c_is_pythons_own():
         assert asked()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_run_that_was_started_deaf_to_ctrl_c_stays_so_and_hears_sigterm():
+    from regard.train.loop import interruptible
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible() as asked:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not asked()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert asked()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_while_tokens_are_made_ends_at_once_and_leaves_nothing(small, tmp_path, monkeypatch):
+    from regard.train.report import Reporter
+
+    monkeypatch.setattr(Reporter, "building", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        train(small(), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    assert list((tmp_path / "cache").iterdir()) == []

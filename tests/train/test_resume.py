@@ -27,7 +27,10 @@ app.command()(train_verb)
 def contents(folder: Path) -> dict[str, tuple[int, bytes | str]]:
     """Every file and link with its time and its bytes."""
     return {
-        str(p.relative_to(folder)): (p.lstat().st_mtime_ns, os.readlink(p) if p.is_symlink() else p.read_bytes() if p.is_file() else "")
+        str(p.relative_to(folder)): (
+            p.lstat().st_mtime_ns,
+            os.readlink(p) if p.is_symlink() else p.read_bytes() if p.is_file() else "",
+        )
         for p in sorted(folder.rglob("*"))
     }
 
@@ -179,7 +182,7 @@ def test_two_processes_never_train_in_one_folder(small, run, monkeypatch):
 
     def step(self: Trainer, number: int):
         for resume in (True, False):
-            with pytest.raises(TrainError, match="another process trains in|already holds a run"):
+            with pytest.raises(TrainError, match=r"another process trains in|already holds a run"):
                 train(small("train.steps=9"), run, resume=resume, quiet=True)
         seen.append(number)
         monkeypatch.setattr(Trainer, "step", plain)
