@@ -160,11 +160,21 @@ def test_a_link_that_names_no_step_beside_it_is_refused(small, run, which, targe
     assert contents(run) == before
 
 
-def test_a_checkpoint_that_was_written_but_not_yet_named_serves(small, run):
+def test_a_checkpoint_that_was_written_but_not_yet_named_serves_and_stays(small, run, monkeypatch):
     for name in ("last", "best"):
         (run / "checkpoints" / name).unlink()
+    load_run(run)
     with pytest.raises(TrainError, match="already holds a run"):
         train(small(), run, quiet=True)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(Trainer, "step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(small("train.steps=6"), run, resume=True, quiet=True)
+    load_run(run)
     assert train(small("train.steps=6"), run, resume=True, quiet=True).progress.step == 6
 
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, RegardError
-from ..files import sweep, write_text
+from ..files import point, sweep, write_text
 from ..reading import reading
 from .begin import TrainError, built, locked, same_run
 from .checkpoint import Progress, Source, Store, read_progress
@@ -98,7 +98,7 @@ def train(c: Config, run: str | Path, *, resume: bool = False, new_data: bool = 
         if new_data:
             # A loss on other text is no better and no worse than one on this.
             progress = replace(progress, best=None, best_step=0, waited=0)
-        prepare_folder(store, last is None, stack)
+        prepare_folder(store, last, stack)
         metrics = stack.enter_context(Metrics(run / "metrics.jsonl", ranks.first))
         return trainer.go(progress, metrics, resume)
 
@@ -132,16 +132,19 @@ def found_text(c: Config, ranks: Ranks) -> tuple[Corpus, str]:
     return found
 
 
-def prepare_folder(store: Store, fresh: bool, stack: contextlib.ExitStack) -> None:
+def prepare_folder(store: Store, last: Path | None, stack: contextlib.ExitStack) -> None:
     """The run's own files, now that nothing can be refused any more; and what killed processes left is swept."""
     run, ranks, problem = store.run, store.ranks, ""
     try:
         if ranks.first:
-            if fresh:
+            if last is None:
                 run.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(run))
                 if store.taken():
                     raise TrainError(f"{run} holds a run that began just now; --out names another folder")
+            elif not (store.root / "last").is_symlink():
+                # What no link names is swept.
+                point(store.root / "last", last.name)
             sweep(run, older_than=-math.inf)
             for name, text in store.extras.items():
                 write_text(run / name, text)

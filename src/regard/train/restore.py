@@ -236,7 +236,7 @@ def load_run(path: str | Path) -> tuple[Any, Tokenizer]:
     path = Path(path)
     with reading(path):
         root = path / "checkpoints"
-        folder = step_folder(root, "best") or step_folder(root, "last") or path
+        folder = step_folder(root, "best") or step_folder(root, "last") or next(reversed(steps(root)), path)
         if not (folder / "state.json").is_file():
             raise CheckpointError(f"{path} is neither a run nor a checkpoint: there is no state.json")
         _, files = read_state(folder)
