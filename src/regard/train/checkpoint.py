@@ -72,11 +72,14 @@ class Store:
 
     def last(self) -> Path | None:
         """The checkpoint to go on from. One that was written whole while its link was not is the newest, and serves."""
+        link = self.root / "last"
+        if link.exists() and not link.is_symlink():
+            raise CheckpointError(f"{link} is no link to one of the steps beside it; copy runs with their links: cp -a")
         return step_folder(self.root, "last") or next(reversed(steps(self.root)), None)
 
     def taken(self) -> bool:
         """True when something would be lost by starting anew here."""
-        return bool(steps(self.root)) or any((self.root / n).is_symlink() for n in ("last", "best"))
+        return bool(steps(self.root)) or any(os.path.lexists(self.root / n) for n in ("last", "best"))
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, best: bool) -> Path:
         """Write this moment, then let `last` (and `best`) name it. What they named before stays until then."""

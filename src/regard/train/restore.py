@@ -68,9 +68,8 @@ def step_folder(root: Path, link: str) -> Path | None:
     """The folder that `last` or `best` names; None if there is no such link. It names a step beside it, and nothing else."""
     path = root / link
     if not path.is_symlink():
-        if path.exists():
-            raise CheckpointError(f"{path} is no link to one of the steps beside it; copy runs with their links: cp -a")
-        return None
+        # A run that was copied without its links has folders in their places.
+        return path if (path / "state.json").is_file() else None
     target = os.readlink(path)
     if os.path.basename(target) != target or not target.startswith(STEP):
         raise CheckpointError(f"{path} points to {shown(target)}, not to one of the steps beside it")
