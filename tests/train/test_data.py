@@ -71,7 +71,7 @@ def test_a_build_that_fails_leaves_nothing(source, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "digest", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DataError, match="No space"):
         tokens(source())
     assert list((tmp_path / "cache").iterdir()) == []
 

@@ -163,14 +163,6 @@ def test_resuming_nothing_says_so(small, tmp_path):
         train(small(), tmp_path / "run", resume=True, quiet=True)
 
 
-def test_resuming_another_model_names_the_tensor(small, tmp_path):
-    train(small(), tmp_path / "run", quiet=True)
-    with pytest.raises(CheckpointError, match=r"weight is \(.*\) in .* and \(.*\) in this model"):
-        train(small("model.width=32"), tmp_path / "run", resume=True, quiet=True)
-    with pytest.raises(CheckpointError, match=r"lacks blocks\.1\."):
-        train(small("model.depth=2"), tmp_path / "run", resume=True, quiet=True)
-
-
 def test_a_full_disk_loses_nothing_saved(small, tmp_path, monkeypatch):
     train(small("train.steps=2"), tmp_path / "run", quiet=True)
     before = held(tmp_path / "run")
@@ -259,3 +251,28 @@ def test_the_second_ctrl_c_is_pythons_own():
         assert asked()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_run_that_was_started_deaf_to_ctrl_c_stays_so_and_hears_sigterm():
+    from regard.train.loop import interruptible
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible() as asked:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not asked()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert asked()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_while_tokens_are_made_ends_at_once_and_leaves_nothing(small, tmp_path, monkeypatch):
+    from regard.train.report import Reporter
+
+    monkeypatch.setattr(Reporter, "building", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        train(small(), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    assert list((tmp_path / "cache").iterdir()) == []

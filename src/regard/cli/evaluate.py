@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import typer
 from .speech import fail, progress, verb
 
 app = typer.Typer(help="Measure what is claimed.", no_args_is_help=True)
+WORKERS = 256
 
 
 @app.callback()
@@ -41,9 +43,13 @@ def identity(
     regard evaluate identity --people 4 --no-sleep          # a first look, two minutes
     regard evaluate identity --people 40 --out evidence     # the whole table; broken off, it goes on where it was
     """
-    if people < 2 or workers < 1:
-        fail(f"--people {people} --workers {workers}: another's state needs a second person, and work needs a worker")
+    if people < 2 or not 1 <= workers <= WORKERS:
+        fail(f"--people {people} --workers {workers}: another's state needs a second person, and work 1 to {WORKERS} workers")
+    if speakers < 0 or (steps is not None and steps < 1):
+        fail(f"--speakers {speakers} --steps {steps}: speakers are counted from 0 and steps from 1")
     if shard is not None:
+        if not re.fullmatch(r"\d{1,4}/[1-9]\d{0,3}", shard, re.ASCII):
+            fail(f"--shard {shard}: it is which/of how many, such as 0/2")
         _work(out, model, people, sleep, speakers, steps, shard)
         return
     out.mkdir(parents=True, exist_ok=True)

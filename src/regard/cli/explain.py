@@ -39,17 +39,21 @@ def explain(
 
     kind, _, number = allow.partition(":")
     rules: dict[str, Allow] = {"causal": Causal(), "all": All()}
-    if kind == "window" and number.isdigit() and int(number):
+    if kind == "window" and number.isdecimal() and len(number) < 19 and int(number):
         rule: Allow = Causal() & Window(int(number))
     elif allow in rules:
         rule = rules[allow]
     else:
         fail(f"--allow {allow}: choose causal, all or window:N, such as window:512")
     parsed = parse(spec)
-    q_BHQD, k_BGKD, v_BGKE = (torch.empty(s, dtype=getattr(torch, dtype)) for s in shapes)
     D, G = shapes[0][3], shapes[1][1]
-    # A trace of zeros would be bypassed; a plan asks what one that is there costs.
-    state = State(trace=torch.eye(D).expand(G, D, D)) if "trace" in parsed.geometry.needs else None
+    try:
+        q_BHQD, k_BGKD, v_BGKE = (torch.empty(s, dtype=getattr(torch, dtype)) for s in shapes)
+        # A trace of zeros would be bypassed; a plan asks what one that is there costs.
+        state = State(trace=torch.eye(D).expand(G, D, D)) if "trace" in parsed.geometry.needs else None
+    except (RuntimeError, TypeError, MemoryError):
+        # The numbers are never written, but torch reserves the room for them.
+        fail(f"--q {q}: tensors of these shapes are larger than this machine can hold")
     typer.echo(str(plan(q_BHQD, k_BGKD, v_BGKE, parsed, allow=rule, state=state)))
 
 
@@ -59,5 +63,5 @@ def _shape(name: str, text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if len(shape) != 4 or min(shape) < 0:
-        fail(f"--{name} {text}: a shape is four numbers, batch,heads,length,width, such as 1,8,1024,64")
+        fail(f"--{name} {text[:80]}: a shape is four numbers, batch,heads,length,width, such as 1,8,1024,64")
     return shape

@@ -53,7 +53,13 @@ def generate(
         fail("no model is here yet; get SmolLM2 (93 MB) with: regard models get smollm2, or name one with --model")
     if system is not None and not chat:
         fail("--system says who answers a message: add --chat")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    if not -(1 << 63) <= seed < 1 << 63:
+        fail(f"--seed {str(seed)[:40]}: it is a number of at most 63 bits")
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode("utf-8")
+    except UnicodeError as error:
+        fail(f"the prompt is not UTF-8 text: {error}")
     if not text:
         fail("the prompt is empty; write what the text begins with")
     from ..models.generate import Sampling

@@ -19,6 +19,7 @@ def train(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file; overrides come after it")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the run's folder [default: a new one in runs/]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out, or the newest one in runs/")] = False,
+    new_data: Annotated[bool, typer.Option("--new-data", help="with --resume: the text may be another than it was")] = False,
     show: Annotated[bool, typer.Option("--show", help="print the resolved config and stop")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="no progress; metrics.jsonl is written all the same")] = False,
 ) -> None:
@@ -31,6 +32,7 @@ def train(
     regard train data.source=my.txt data.tokenizer=bpe model.family=gpt2
     regard train model.attention="cosine | entmax(1.5)" train.steps=300
     regard train --resume
+    regard train --resume --out runs/mine --new-data data.source=more.txt
     torchrun --nproc-per-node 2 -m regard.cli.train train.parallel=fsdp
     """
     # Threads that spin for long while they wait make a shared machine crawl (figures in docs/training.md). Only before torch
@@ -41,6 +43,7 @@ def train(
     from ..train import config as make_config
     from ..train import train as run_training
     from ..train.config import dump, read
+    from ..train.distributed import from_environment
 
     try:
         if resume:
@@ -53,11 +56,15 @@ def train(
             typer.echo(dump(chosen.tree()), nl=False)
             return
         out = out or fresh(Path(chosen.data.source.removeprefix("hf:")).stem, chosen.family)
-        result = run_training(chosen, out, resume=resume, quiet=quiet)
-    except RegardError as error:
+        result = run_training(chosen, out, resume=resume, new_data=new_data, quiet=quiet)
+        rank = from_environment("RANK", 0)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; what was saved before is whole", err=True)
+        raise typer.Exit(130) from None
+    except (RegardError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
-    if int(os.environ.get("RANK", "0")):
+    if rank:
         return
     best = "no validation yet" if result.validation is None else f"best validation loss {result.validation:.4f}"
     typer.echo(f"{result.stopped} at step {result.progress.step}: {best} at step {result.progress.best_step}, in {result.run}")
@@ -72,8 +79,9 @@ def fresh(source: str, family: str) -> Path:
     Every rank of a group has to find the same one, so under `torchrun` the name carries the group's id instead.
     """
     group = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    name = f"{source}-{family}" + (f"-{group}" if "RANK" in os.environ and group != "none" else "")
-    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    # A folder's name has at most 255 bytes, and a source may be a long path or a link to the hub.
+    name = f"{source[:80]}-{family}" + (f"-{group}" if "RANK" in os.environ and group != "none" else "")
+    if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
         return RUNS / name
     number = 1
     while (RUNS / (name if number == 1 else f"{name}-{number}") / "config.yaml").exists():

@@ -21,12 +21,13 @@ On another base only the scorer is used: its features are relative to the text, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..files import read_plain, replacing
+from ..reading import reading
 from .identity import Base, Form
 from .imprint import TELLING, covering, later_attention, snapkv, value_norm
 from .observe import Experience
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from .people import Person
 
 FILE = Path(__file__).with_name("fast_write.safetensors")
+LARGEST = 1 << 28
+"""Bytes of such a file; that of a base of 100 layers of 128 key heads has a hundredth of it."""
 FEATURES = ("shock", "shock_before", "shock_after", "shock_after_two", "attention", "last_attention", "value_norm", "recency")
 HIDDEN = 16
 BUDGETS = (0.125, 0.25, 0.5)
@@ -120,15 +125,59 @@ class FastWrite:
         return sum(t.numel() for t in self.numbers.values())
 
 
+def shapes_of(L: int, G: int, D: int) -> dict[str, dict[str, tuple[int, ...]]]:
+    """What each part learns, for L layers of G key heads of width D."""
+    return {
+        "imprints": {"scorer.direct": (len(FEATURES),), "scorer.into": (len(FEATURES), HIDDEN), "scorer.bias": (HIDDEN,),
+                     "scorer.out": (HIDDEN,), "slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G)},
+        "token": {"self.key": (L, G), "self.value": (L, G)},
+        "bias": {"self.bias": (L, G)},
+        "trace": {"trace.gain": (L, G)},
+    }  # fmt: skip
+
+
+def read_file(path: Path) -> FastWrite:
+    """The numbers in a file, when they are all there, of the shapes they should have, and finite."""
+    from safetensors.torch import load
+
+    with reading(path):
+        data = read_plain(path, LARGEST, follow=True)
+        numbers = load(data)
+        size = int.from_bytes(data[:8], "little")
+        about: Any = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["about"])
+        if not isinstance(about, dict) or not isinstance(about.get("fingerprint"), str):
+            raise CheckpointError(f"{path} does not say which base it was learned on")
+        mean = numbers.get("mean.k", torch.empty(0))
+        if mean.ndim != 3 or not mean.numel():
+            raise CheckpointError(f"{path}: mean.k is {tuple(mean.shape)}; it should be (layers, key heads, head width)")
+        L, G, D = mean.shape
+        wanted = {"mean.q": (L, G, D), "mean.k": (L, G, D)}
+        for part in shapes_of(L, G, D).values():
+            wanted |= part
+        if numbers.keys() != wanted.keys():
+            raise CheckpointError(f"{path} lacks or adds {min(numbers.keys() ^ wanted.keys())}: no fast write of this version")
+        for name, x in numbers.items():
+            if tuple(x.shape) != wanted[name] or x.dtype != torch.float32 or not bool(torch.isfinite(x).all()):
+                raise CheckpointError(
+                    f"{path}: {name} is {tuple(x.shape)} of {x.dtype}; it should be {wanted[name]}, float32 and finite"
+                )
+        if "digest" in about and about["digest"] != digest(numbers):
+            raise CheckpointError(f"{path} is damaged: its numbers do not match their digest")
+        return FastWrite(numbers, about["fingerprint"])
+
+
+def digest(numbers: dict[str, Tensor]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(numbers):
+        found.update(name.encode() + numbers[name].contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
 @lru_cache(maxsize=1)
 def _read() -> FastWrite:
-    from safetensors import safe_open
-
-    if not FILE.is_file():
+    if not FILE.exists():
         raise CheckpointError(f"{FILE.name} is not beside the code; train it with: python -m regard.identity.learn")
-    with safe_open(FILE, "pt") as f:
-        about = json.loads((f.metadata() or {}).get("about", "{}"))
-        return FastWrite({name: f.get_tensor(name) for name in f.keys()}, about.get("fingerprint", ""))  # noqa: SIM118
+    return read_file(FILE)
 
 
 def shipped() -> FastWrite:
@@ -138,7 +187,7 @@ def shipped() -> FastWrite:
 
 def shipped_for(base: Base) -> FastWrite | None:
     """The same, if its gains were learned on this base; None if they were not."""
-    return _read() if FILE.is_file() and _read().fingerprint == base.fingerprint else None
+    return _read() if FILE.exists() and _read().fingerprint == base.fingerprint else None
 
 
 # ---- training -------------------------------------------------------------------------------------------------------------
@@ -172,7 +221,7 @@ def train(
 ) -> dict[str, float]:
     """Learn these parts anew, leave the others as they stand in `out`, and write it; gives back the mean losses of the last quarter
     of the episodes."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
     from ..models import hub
     from .body import body_of, frozen
@@ -185,15 +234,9 @@ def train(
     crowd = people(study.people, study.seed, "train")
     with frozen(model):
         school = School(body, tokenizer, crowd, neutral("train"), study, tell)
-        numbers = (load_file(out) if out.is_file() and set(parts) != set(PARTS) else {}) | school.means()
+        numbers = (read_file(out).numbers if out.is_file() and set(parts) != set(PARTS) else {}) | school.means()
         found: dict[str, float] = {}
-        shapes = {
-            "imprints": {"scorer.direct": (len(FEATURES),), "scorer.into": (len(FEATURES), HIDDEN), "scorer.bias": (HIDDEN,),
-                         "scorer.out": (HIDDEN,), "slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G)},
-            "token": {"self.key": (L, G), "self.value": (L, G)},
-            "bias": {"self.bias": (L, G)},
-            "trace": {"trace.gain": (L, G)},
-        }  # fmt: skip
+        shapes = shapes_of(L, G, D)
         for name in parts:
             leaves = {n: _start(n, s, study.seed).requires_grad_() for n, s in shapes[name].items()}
             found[name] = school.run(name, leaves, numbers)
@@ -206,8 +249,10 @@ def train(
         "people": study.people,
         "seed": study.seed,
         "pool": "train",
+        "digest": digest(numbers),
     }
-    save_file(numbers, out, metadata={"format": "pt", "about": json.dumps(about)})
+    with replacing(out) as draft:
+        save_file(numbers, draft, metadata={"format": "pt", "about": json.dumps(about)})
     _read.cache_clear()
     return found
 

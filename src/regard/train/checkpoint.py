@@ -3,9 +3,12 @@
     checkpoints/step-00000300/
         model.safetensors       parameters and buffers by name; a tied weight once
         optimizer.safetensors   optimizer.<parameter>.exp_avg and .exp_avg_sq
-        state.json              step, tokens, best loss, seed, how often each parameter was updated
+        state.json              step, tokens, best loss, seed, how often each parameter was updated, what it learned from, and a
+                                digest of every file here
         config.yaml, tokenizer.json
     checkpoints/last, best      links to the two worth keeping
+
+`restore.py` reads them.
 
 Random numbers need no tensor: each step seeds the generators from (seed, step, rank), so `seed` and `step` are their state.
 
@@ -16,13 +19,12 @@ rank was not taken because that rank would have to hold the whole model. Reading
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +32,29 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
-from ..files import point, put, sync, write_text
-from .config import config as make_config
-from .config import read
+from ..files import DRAFT, point, put, sweep, sync, write_text
 from .distributed import Ranks
-from .tokenizer import Tokenizer
-from .tokenizer import load as load_tokenizer
+from .restore import (
+    FORMAT,
+    Progress,
+    Source,
+    check_shapes,
+    file_digest,
+    fill,
+    iter_metrics,
+    load_run,
+    read_progress,
+    read_state,
+    sealed,
+    step_folder,
+    steps,
+    tensors,
+    verify,
+    weights,
+)
 
-FORMAT = "regard-checkpoint-1"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is."""
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best: float | None = None
-    best_step: int = 0
-    waited: int = 0
-    """Validations since the best one."""
-    seed: int = 0
-    updates: dict[str, int] = field(default_factory=dict[str, int])
-    """How often each parameter was updated; Adam corrects its averages by it."""
+PARTS = ("model.safetensors", "optimizer.safetensors")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +71,20 @@ class Store:
         return self.run / "checkpoints"
 
     def last(self) -> Path | None:
-        path = self.root / "last"
-        return path if (path / "state.json").exists() else None
+        """The checkpoint to go on from. One that was written whole while its link was not is the newest, and serves."""
+        link = self.root / "last"
+        if link.exists() and not link.is_symlink():
+            raise CheckpointError(f"{link} is no link to one of the steps beside it; copy runs with their links: cp -a")
+        return step_folder(self.root, "last") or next(reversed(steps(self.root)), None)
+
+    def taken(self) -> bool:
+        """True when something would be lost by starting anew here."""
+        return bool(steps(self.root)) or any(os.path.lexists(self.root / n) for n in ("last", "best"))
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, best: bool) -> Path:
         """Write this moment, then let `last` (and `best`) name it. What they named before stays until then."""
         name = f"step-{progress.step:08d}"
-        target, draft = self.root / name, self.root / f".{name}.draft"
+        target, draft = self.root / name, self.root / f"{DRAFT}{name}"
         problem = ""
         if not target.exists():
             try:
@@ -91,6 +98,8 @@ class Store:
                     put(draft, target)
                 for link in ("last", "best") if best else ("last",):
                     point(self.root / link, name)
+                # The links are on disk before what they named is gone.
+                sync(self.root)
                 self.prune()
         except OSError as error:
             problem = str(error)
@@ -103,8 +112,10 @@ class Store:
             return
         if self.ranks.first:
             shutil.rmtree(draft, ignore_errors=True)
-        kept = os.readlink(self.root / "last") if self.last() else "none"
-        raise CheckpointError(f"cannot save to {self.root}: {problem or 'another rank failed'} (the last whole one: {kept})")
+        whole = self.last()
+        raise CheckpointError(
+            f"cannot save to {self.root}: {problem or 'another rank failed'} (the last whole one: {whole.name if whole else 'none'})"
+        )
 
     def _write(self, draft: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         ranks = self.ranks
@@ -113,43 +124,52 @@ class Store:
             draft.mkdir(parents=True)
         ranks.barrier()
         parts = {"model": weights(model), "optimizer": moments(model, optimizer)}
-        for part, tensors in parts.items():
+        for part, held in parts.items():
             if ranks.spread == "fsdp":
-                _write_sharded(draft, part, tensors, ranks)
+                _write_sharded(draft, part, held, ranks)
             elif ranks.first:
                 _safetensors().save_file(
-                    {n: t.detach().contiguous().cpu() for n, t in tensors.items()}, draft / f"{part}.safetensors"
+                    {n: t.detach().contiguous().cpu() for n, t in held.items()}, draft / f"{part}.safetensors"
                 )
         if ranks.first:
             for name, text in self.extras.items():
                 (draft / name).write_text(text, encoding="utf-8")
-            record = {"format": FORMAT, **asdict(progress), "updates": updates(model, optimizer)}
-            write_text(draft / "state.json", json.dumps(record, indent=1))
+            record = {"format": FORMAT, **asdict(replace(progress, updates=updates(model, optimizer)))}
+            record["files"] = {name: file_digest(draft / name) for name in (*PARTS, *self.extras)}
+            write_text(draft / "state.json", json.dumps(sealed(record), indent=1))
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+        """Fill these from the last checkpoint; nothing on disk changes, so a refusal leaves the run as it was."""
         folder = self.last()
         if folder is None:
             raise CheckpointError(f"{self.run} holds no checkpoint to resume from; start it without --resume")
-        progress = read_progress(folder)
+        progress, files = read_state(folder)
+        verify(folder, files, PARTS)
+        unknown = progress.updates.keys() - dict(model.named_parameters()).keys()
+        if unknown:
+            raise CheckpointError(f"{folder}/state.json counts updates of {min(unknown)}, which this model does not have")
         _prepare(model, optimizer, progress)
-        fill(folder, {**weights(model), **moments(model, optimizer)}, self.ranks.spread == "fsdp")
-        if self.ranks.first:
-            # A process killed between writing a folder and naming it leaves one that nothing points to.
-            self.prune()
-        self.ranks.barrier()
+        targets = dict(zip(PARTS, (weights(model), moments(model, optimizer)), strict=True))
+        for name, held in targets.items():
+            with tensors(folder / name) as file:
+                check_shapes(folder / name, file, held)
+        if self.ranks.spread == "fsdp":
+            both = {n: t.detach() for held in targets.values() for n, t in held.items()}
+            dcp = _dcp()
+            dcp.load(both, storage_reader=dcp.HuggingFaceStorageReader(str(folder.resolve())))
+        else:
+            for name, held in targets.items():
+                fill(folder / name, held)
         return progress
 
     def prune(self) -> None:
-        kept = {os.readlink(self.root / n) for n in ("last", "best") if (self.root / n).is_symlink()}
+        """Remove checkpoints that no link names, and what a killed process left of one. Whoever calls it owns the run."""
+        held = {os.readlink(self.root / n) for n in ("last", "best") if (self.root / n).is_symlink()}
+        # `.step-….draft` is what earlier versions called a draft.
         for path in [*self.root.glob("step-*"), *self.root.glob(".step-*")]:
-            if path.name not in kept:
+            if path.name not in held:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, tied ones once, and the buffers that belong to a checkpoint."""
-    kept = model.state_dict().keys()
-    return {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in kept}}
+        sweep(self.root, older_than=-math.inf)
 
 
 def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -173,40 +193,6 @@ def _prepare(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progr
             optimizer.state[p] = {"step": step, **{m: torch.zeros_like(p, requires_grad=False) for m in MOMENTS}}
 
 
-def read_progress(folder: Path) -> Progress:
-    try:
-        record: Any = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}/state.json cannot be read: {error}") from error
-    if record.pop("format", None) != FORMAT:
-        raise CheckpointError(f"{folder} is not a checkpoint of regard; `format` in state.json should be {FORMAT}")
-    known = {f.name for f in fields(Progress)}
-    return Progress(**{k: v for k, v in record.items() if k in known})
-
-
-def fill(folder: Path, targets: dict[str, Tensor], sharded: bool = False, ignore: tuple[str, ...] = ()) -> None:
-    """Copy a checkpoint's tensors into these, after all names and shapes have been found to agree."""
-    with contextlib.ExitStack() as stack:
-        found: dict[str, Any] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            file: Any = stack.enter_context(_safetensors().safe_open(str(path), "pt"))
-            found |= {n: file for n in file.keys() if not n.startswith(ignore or ("\0",))}  # noqa: SIM118
-        for problem, names in (("lacks", targets.keys() - found.keys()), ("has an unknown", found.keys() - targets.keys())):
-            if names:
-                raise CheckpointError(f"{folder} {problem} {min(names)} ({len(names)} in all): another model's checkpoint?")
-        for name, target in targets.items():
-            shape = tuple(found[name].get_slice(name).get_shape())
-            if shape != tuple(target.shape):
-                raise CheckpointError(f"{name} is {shape} in {folder} and {tuple(target.shape)} in this model")
-        if not sharded:
-            with torch.no_grad():
-                for name, target in targets.items():
-                    target.copy_(found[name].get_tensor(name))
-            return
-    dcp = _dcp()
-    dcp.load({n: t.detach() for n, t in targets.items()}, storage_reader=dcp.HuggingFaceStorageReader(str(folder.resolve())))
-
-
 def _write_sharded(draft: Path, part: str, tensors: dict[str, Tensor], ranks: Ranks) -> None:
     dcp = _dcp()
     folder = draft / f"{part}.parts"
@@ -222,23 +208,6 @@ def _write_sharded(draft: Path, part: str, tensors: dict[str, Tensor], ranks: Ra
     ranks.barrier()
 
 
-def load_run(path: str | Path) -> tuple[Any, Tokenizer]:
-    """The model and the tokenizer of a run (its best checkpoint, else its last) or of one checkpoint folder."""
-    folder = next((f for f in (Path(path) / "checkpoints" / n for n in ("best", "last")) if f.exists()), Path(path))
-    if not (folder / "state.json").exists():
-        raise CheckpointError(f"{path} is neither a run nor a checkpoint: there is no state.json")
-    model = make_config(read(folder / "config.yaml")).model.build()
-    fill(folder, weights(model), ignore=("optimizer.",))
-    return model.eval(), load_tokenizer(folder / "tokenizer.json")
-
-
-def iter_metrics(run: str | Path) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl; one that a killed process left unfinished is passed over."""
-    for line in (Path(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):
-            yield json.loads(line)
-
-
 def _dcp() -> Any:
     """As a value without a type: its names are public in the documentation, not to a type checker."""
     import torch.distributed.checkpoint as module
@@ -248,13 +217,12 @@ def _dcp() -> Any:
 
 def _safetensors() -> Any:
     try:
-        import safetensors
         import safetensors.torch
     except ImportError as error:
         raise CheckpointError("checkpoints need safetensors: pip install 'regard[train]'") from error
+    return safetensors.torch
 
-    class Both:
-        save_file = staticmethod(safetensors.torch.save_file)
-        safe_open = safetensors.safe_open
 
-    return Both
+__all__ = [
+    "CheckpointError", "Progress", "Source", "Store", "iter_metrics", "load_run", "read_progress", "updates", "weights",
+]  # fmt: skip

@@ -14,11 +14,15 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, cast
 
-from ..errors import RegardError
+from ..errors import CheckpointError
+from ..files import read_plain
+from ..reading import reading
+from .limits import ConfigError, RangeError, check_range, check_ranges, shown
 
-
-class ConfigError(RegardError):
-    """A setting that does not exist, has another type, or makes no sense beside the others."""
+LARGEST = 1 << 20
+"""Bytes of a config file."""
+FROM_DATA = ("vocabulary", "context")
+"""Sizes of a model that the data decides, unless they are given."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +104,20 @@ FAMILIES: dict[str, Family] = {
 @dataclass(frozen=True)
 class Config:
     model: Any
-    """The family's own config, with `vocabulary` and `context` filled in from the data when the run begins."""
+    """The family's own config, with `vocabulary` and `context` filled in from the data when the run begins, unless given."""
     family: str = "llama"
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    given: frozenset[str] = frozenset()
+    """Which of `model.vocabulary` and `model.context` somebody chose; the data decides the others."""
 
     def tree(self) -> dict[str, Any]:
-        """Plain values that `config` reads back to this."""
+        """Plain values that `config` reads back to this; sizes that the data will decide are not among them."""
         plain = cast(dict[str, Any], _plain(asdict(self)))
-        return {"model": {"family": plain.pop("family"), **plain.pop("model")}, **plain}
+        undecided = set(FROM_DATA) - plain.pop("given")
+        model = {k: v for k, v in plain.pop("model").items() if k not in undecided}
+        return {"model": {"family": plain.pop("family"), **model}, **plain}
 
 
 def config(tree: Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -123,9 +131,10 @@ def config(tree: Mapping[str, Any] | None = None, overrides: Sequence[str] = ())
     built = Config(
         model=model_config(name, model),
         family=name,
+        given=frozenset(n for n in FROM_DATA if n in model),
         **{key: _build(cls, _section(merged.get(key), key), f"{key}.") for key, cls in _SECTIONS.items()},
     )
-    _check(built)
+    check(built)
     return built
 
 
@@ -134,8 +143,10 @@ _SECTIONS: dict[str, type] = {"data": DataConfig, "optim": OptimConfig, "train":
 
 def model_config(family: Any, given: Mapping[str, Any]) -> Any:
     """The config of a family: small, unless given otherwise."""
-    if family not in FAMILIES:
-        raise ConfigError(f"model.family={family!r} is not one of {', '.join(FAMILIES)}{_nearest(str(family), list(FAMILIES))}")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ConfigError(
+            f"model.family={shown(family)} is not one of {', '.join(FAMILIES)}{_nearest(str(family), list(FAMILIES))}"
+        )
     kind = FAMILIES[family]
     module, name = kind.config.split(":")
     values = {**kind.small, **given}
@@ -147,18 +158,36 @@ def model_config(family: Any, given: Mapping[str, Any]) -> Any:
 
 def read(path: str | Path) -> dict[str, Any]:
     """The tree in a YAML file."""
-    path = Path(path)
-    if not path.exists():
-        raise ConfigError(f"there is no config file {path}")
     try:
-        tree = yaml().safe_load(path.read_text(encoding="utf-8"))
-    except yaml().YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+        with reading(path, ConfigError):
+            text = read_plain(path, LARGEST, follow=True).decode("utf-8")
+    except CheckpointError as error:
+        raise ConfigError(f"no config file: {error}") from error
+    tree = from_yaml(text, str(path))
     if tree is None:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds a {type(tree).__name__}; a config is a map such as 'train: {{steps: 100}}'")
     return cast(dict[str, Any], tree)
+
+
+def from_yaml(text: str, name: str) -> Any:
+    """The values of a YAML text."""
+    module = yaml()
+
+    class Plain(module.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            # A few lines of aliases to aliases stand for more values than any memory holds.
+            if self.check_event(module.AliasEvent):
+                raise module.YAMLError("it has an alias (*name); write the value out")
+            return super().compose_node(parent, index)
+
+    try:
+        return module.load(text, Plain)
+    except Exception as error:
+        # Beside its own errors, the parser lets out what a broken number, date or tag raises, and too deep a nesting.
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{name} is not YAML: {said[:300]}") from error
 
 
 def dump(tree: Mapping[str, Any]) -> str:
@@ -170,10 +199,10 @@ def parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ConfigError(f"{text!r} is no override; write section.name=value, as in train.steps=100")
+        raise ConfigError(f"{shown(text)} is no override; write section.name=value, as in train.steps=100")
     try:
-        found: Any = yaml().safe_load(value) if value.strip() else ""
-    except yaml().YAMLError:
+        found: Any = from_yaml(value, "") if value.strip() else ""
+    except ConfigError:
         found = value  # a spec such as `cosine | topk(4)` needs no quotes
     # YAML would read `entmax(1.5): x` or a leading `|` as structure; a setting here is a value or a list of values.
     found = value if isinstance(found, dict) else found
@@ -203,7 +232,7 @@ def _section(found: Any, name: str) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        raise ConfigError(f"{name}={found!r} is a {type(found).__name__}; it is a section: write {name}.<setting>=value")
+        raise ConfigError(f"{name}={shown(found)} is a {type(found).__name__}; it is a section: write {name}.<setting>=value")
     return dict(cast(Mapping[str, Any], found))
 
 
@@ -215,7 +244,7 @@ def _check_keys(tree: Mapping[str, Any], known: Sequence[str], prefix: str) -> N
             homes = [f"{s}.{key}" for s, cls in _SECTIONS.items() if key in {f.name for f in fields(cls)}]
             if not prefix and homes:
                 near = f"; did you mean {' or '.join(homes)}?"
-            raise ConfigError(f"there is no setting {prefix}{key}{near} (known: {', '.join(known)})")
+            raise ConfigError(f"there is no setting {prefix}{str(key)[:80]}{near} (known: {', '.join(known)})")
 
 
 def _nearest(name: str, known: Sequence[str], prefix: str = "") -> str:
@@ -235,14 +264,14 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
         return cls(**found)
     except ConfigError:
         raise
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise ConfigError(f"{prefix.rstrip('.')}: {error}") from error
 
 
 def _coerce(value: Any, hint: Any, name: str) -> Any:
     """The value as its field's type, or an error that says that type."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
-    wrong = ConfigError(f"{name}={value!r} is a {type(value).__name__}; it should be {_say(hint)}")
+    wrong = ConfigError(f"{name}={shown(value)} is a {type(value).__name__}; it should be {_say(hint)}")
     if origin in (Union, types.UnionType):
         # The narrower types first: `null` is None and 3 is an int before either could become a string.
         for option in options:
@@ -251,12 +280,14 @@ def _coerce(value: Any, hint: Any, name: str) -> Any:
         for option in sorted(options, key=lambda o: o is str):
             try:
                 return _coerce(value, option, name)
+            except RangeError:
+                raise
             except ConfigError:
                 continue
         raise wrong
     if origin is Literal:
         if value not in options:
-            raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, options))}{_nearest(value, options)}")
+            raise ConfigError(f"{name}={shown(value)} is not one of {', '.join(map(str, options))}{_nearest(value, options)}")
         return value
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):
@@ -272,12 +303,16 @@ def _coerce(value: Any, hint: Any, name: str) -> Any:
         return value
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
-            return float(value)  # YAML 1.1 reads 1e-3, without a point, as a string
-        except ValueError:
+            found = float(value)  # YAML 1.1 reads 1e-3, without a point, as a string
+        except (ValueError, OverflowError):
             raise wrong from None
+        check_range(name, found)
+        return found
     if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)  # a name may look like a number
+        return shown(value)  # a name may look like a number
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        if hint is int:
+            check_range(name, cast(int, value))
         return value
     raise wrong
 
@@ -299,18 +334,22 @@ def _plain(x: Any) -> Any:
     return x
 
 
-def _check(c: Config) -> None:
-    least: dict[str, tuple[float, float]] = {
-        "data.context": (c.data.context, 1), "data.vocabulary": (c.data.vocabulary, 257), "train.steps": (c.train.steps, 1),
-        "train.batch": (c.train.batch, 1), "train.accumulate": (c.train.accumulate, 1), "train.log_every": (c.train.log_every, 1),
-        "train.validate_every": (c.train.validate_every, 1), "train.save_every": (c.train.save_every, 1),
-        "train.patience": (c.train.patience, 0), "train.threads": (c.train.threads, 0), "optim.warmup": (c.optim.warmup, 0),
-        "optim.clip": (c.optim.clip, 0), "optim.weight_decay": (c.optim.weight_decay, 0), "optim.floor": (c.optim.floor, 0),
-    }  # fmt: skip
-    for name, (value, floor) in least.items():
-        if value < floor:
-            raise ConfigError(f"{name}={value} is below its least value, {floor:g}")
-    if not 0 < c.data.validation < 1:
-        raise ConfigError(f"data.validation={c.data.validation} is a share of the tokens; it lies between 0 and 1")
-    if c.optim.lr <= 0:
-        raise ConfigError(f"optim.lr={c.optim.lr} must be above 0")
+def check(c: Config) -> None:
+    """Refuse settings that make no sense, alone or beside each other."""
+    for prefix, part in (("data.", c.data), ("optim.", c.optim), ("train.", c.train), ("model.", c.model)):
+        check_ranges(part, prefix)
+    if c.train.batch % c.train.accumulate:
+        raise ConfigError(f"train.batch={c.train.batch} cannot be cut into train.accumulate={c.train.accumulate} equal parts")
+    if c.optim.lr * c.optim.weight_decay >= 1:
+        raise ConfigError(
+            f"optim.lr={c.optim.lr:g} × optim.weight_decay={c.optim.weight_decay:g} is at least 1: "
+            "a step would take more from each weight than there is of it"
+        )
+    parts = getattr(c.model, "depth", 1) * getattr(c.model, "experts", 1)
+    if parts > 1 << 16:
+        raise ConfigError(f"model.depth × model.experts = {parts:,} feed-forward layers; at most {1 << 16:,} are built")
+    for name in ("source", "field", "split", "cache"):
+        if "\0" in (getattr(c.data, name) or ""):
+            raise ConfigError(f"data.{name}={shown(getattr(c.data, name))} holds a null character")
+    if not c.data.source.strip():
+        raise ConfigError("data.source is empty; name a text file, a folder, hf:<dataset>, or tinyshakespeare")

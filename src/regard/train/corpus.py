@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import RegardError
+from ..errors import CheckpointError, RegardError
+from ..files import require_plain
 from .config import DataConfig
+from .limits import shown
 
 CHUNK = 1 << 20
 SUFFIXES = (".txt", ".md", ".text", ".jsonl")
@@ -52,7 +55,7 @@ class Files(Corpus):
     def fingerprint(self) -> str:
         found = hashlib.sha256()
         for path in self.paths:
-            with open(path, "rb") as file:
+            with _opened(path) as file:
                 part = hashlib.file_digest(file, "sha256").hexdigest()
             found.update(f"{path.suffix == '.jsonl' and self.field}:{part}\n".encode())
         return found.hexdigest()
@@ -70,7 +73,11 @@ class Rows(Corpus):
     field: str
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
-        for row in self.rows:
+        for number, row in enumerate(self.rows, 1):
+            if not isinstance(row[self.field], str):
+                raise DataError(
+                    f"{self.name}, row {number} has {shown(row[self.field])} for text in {self.field!r}; set data.field"
+                )
             yield row[self.field], True
 
     def fingerprint(self) -> str:
@@ -85,7 +92,10 @@ def open_corpus(c: DataConfig) -> Corpus:
         return Files("tinyshakespeare", (tinyshakespeare(),), c.field)
     if c.source.startswith("hf:"):
         return _dataset(c)
-    path = Path(c.source).expanduser()
+    try:
+        path = Path(c.source).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"data.source={c.source}: {error}") from error
     if path.is_dir():
         found = tuple(sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in SUFFIXES))
         if not found:
@@ -114,7 +124,7 @@ def tinyshakespeare() -> Path:
 def _chunks(path: Path, closes: bool) -> Iterator[tuple[str, bool]]:
     """Pieces of about a mebibyte that end with a line, so that no tokenizer cuts a word in two."""
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with _opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:
             held = file.read(CHUNK) + file.readline()
             while held:
                 after = file.read(CHUNK) + file.readline()
@@ -125,18 +135,39 @@ def _chunks(path: Path, closes: bool) -> Iterator[tuple[str, bool]]:
 
 
 def _lines(path: Path, field: str) -> Iterator[tuple[str, bool]]:
-    with open(path, encoding="utf-8") as file:
+    with _opened(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                row: Any = json.loads(line)
-            except ValueError as error:
+                row: Any = json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}, line {number} is not UTF-8 text: {error}") from error
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number} is not JSON: {error}") from error
             if not isinstance(row, dict) or not isinstance(row.get(field), str):
-                held = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+                held = ", ".join(map(str, row))[:200] if isinstance(row, dict) else type(row).__name__
                 raise DataError(f"{path}, line {number} has no text in {field!r} (it has {held}); set data.field")
-            yield row[field], True
+            yield _whole(row[field], f"{path}, line {number}"), True
+
+
+def _whole(text: str, where: str) -> str:
+    """JSON can write half a character (a lone surrogate), which no file of text can hold."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where} holds half a character: {error}") from error
+    return text
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    """A file of text: not a pipe or a device, which could be read for ever."""
+    try:
+        return open(require_plain(path), "rb")
+    except CheckpointError as error:
+        raise DataError(str(error)) from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _dataset(c: DataConfig) -> Rows:

@@ -12,14 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..files import home, new_folder
+from ..files import home, new_folder, read_plain, require_plain, sweep
+from ..reading import reading
 from .config import DataConfig
 from .corpus import Corpus, DataError, numpy, open_corpus
 from .tokenizer import Tokenizer, joined, learn, load
@@ -27,6 +28,8 @@ from .tokenizer import Tokenizer, joined, learn, load
 VERSION = 1
 BLOCK = 1 << 20
 SAMPLED = 64
+LARGEST_META = 1 << 16
+"""Bytes of a meta.json."""
 
 Say = Callable[[str, int, int], None]
 """Told what is being done, how far it is and how far it goes, in bytes."""
@@ -38,6 +41,8 @@ class Tokens:
     """The whole file, memory-mapped."""
     tokenizer: Tokenizer
     folder: Path
+    text: str = ""
+    """The fingerprint of the text."""
 
     def split(self, validation: float, context: int) -> tuple[Any, Any]:
         """The first part to train on and the last to validate on; each holds at least one window."""
@@ -50,17 +55,37 @@ class Tokens:
         return self.values[:cut], self.values[cut:]
 
 
-def tokens(c: DataConfig, say: Say | None = None) -> Tokens:
-    """The tokens of a source: from the cache if they are there and whole, made otherwise."""
-    corpus = open_corpus(c)
-    folder = cache_folder(c) / key(corpus, c)
-    found = opened(folder)
-    if found is None:
-        build(corpus, c, folder, say or (lambda *_: None))
-        found = opened(folder)
-        if found is None:
+def find_text(c: DataConfig) -> tuple[Corpus, str]:
+    """The source, and the fingerprint of its text."""
+    with reading(f"data.source={c.source}", DataError):
+        corpus = open_corpus(c)
+        return corpus, corpus.fingerprint()
+
+
+def tokens(
+    c: DataConfig, say: Say | None = None, tokenizer: Tokenizer | None = None, found: tuple[Corpus, str] | None = None
+) -> Tokens:
+    """The tokens of a source, if need be one that was found before: from the cache if they are there and whole, made otherwise.
+
+    They are a given tokenizer's, or else those of one that is learned from the source as the settings say.
+    """
+    corpus, text = found or find_text(c)
+    folder = cache_folder(c) / key(c, text)
+    held = opened(folder)
+    if tokenizer is not None and (held is None or held.tokenizer.text() != tokenizer.text()):
+        folder = cache_folder(c) / key(c, text, tokenizer)
+        held = opened(folder)
+    if held is None:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            sweep(folder.parent)
+            build(corpus, c, folder, say or (lambda *_: None), tokenizer)
+        except OSError as error:
+            raise DataError(f"the tokens of {corpus.name} cannot be written to {folder.parent}: {error}") from error
+        held = opened(folder)
+        if held is None:
             raise DataError(f"{folder} was just written and cannot be read back; is the disk full or failing?")
-    return found
+    return replace(held, text=text)
 
 
 def cache_folder(c: DataConfig) -> Path:
@@ -69,12 +94,14 @@ def cache_folder(c: DataConfig) -> Path:
     return home() / "tokens"
 
 
-def key(corpus: Corpus, c: DataConfig) -> str:
-    settings = [VERSION, c.tokenizer, c.vocabulary if c.tokenizer == "bpe" else 0, corpus.fingerprint()]
+def key(c: DataConfig, text: str, tokenizer: Tokenizer | None = None) -> str:
+    settings: list[Any] = [VERSION, c.tokenizer, c.vocabulary if c.tokenizer == "bpe" else 0, text]
+    if tokenizer is not None:
+        settings.append(hashlib.sha256(tokenizer.text().encode("utf-8", "surrogatepass")).hexdigest())
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
 
 
-def build(corpus: Corpus, c: DataConfig, folder: Path, say: Say) -> None:
+def build(corpus: Corpus, c: DataConfig, folder: Path, say: Say, tokenizer: Tokenizer | None = None) -> None:
     total = corpus.size()
 
     def watched(label: str) -> Iterator[tuple[str, bool]]:
@@ -84,7 +111,7 @@ def build(corpus: Corpus, c: DataConfig, folder: Path, say: Say) -> None:
             done += len(text)
             say(label, min(done, total), total)
 
-    tokenizer = learn(c.tokenizer, (text for text, _ in watched("reading")), c.vocabulary)
+    tokenizer = tokenizer or learn(c.tokenizer, (text for text, _ in watched("reading")), c.vocabulary)
     np = numpy()
     kind = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
     with new_folder(folder) as draft:
@@ -106,13 +133,13 @@ def opened(folder: Path) -> Tokens | None:
     """The token file in a folder; None if there is none or it is damaged, and then it is made again."""
     np = numpy()
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        kind, count = np.dtype(meta["dtype"]), int(meta["count"])
-        path = folder / "tokens.bin"
+        meta: Any = json.loads(read_plain(folder / "meta.json", LARGEST_META).decode("utf-8"))
+        kind, count = np.dtype({"uint16": np.uint16, "uint32": np.uint32}[meta["dtype"]]), meta["count"]
+        path = require_plain(folder / "tokens.bin")
         if path.stat().st_size != count * kind.itemsize or digest(path) != meta["digest"]:
             return None
         return Tokens(np.memmap(path, dtype=kind, mode="r", shape=(count,)), load(folder / "tokenizer.json"), folder)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -137,6 +164,8 @@ class Windows:
     context: int
     batch: int
     seed: int
+    vocabulary: int = 1 << 32
+    """A token from here on is damage that the digest of a large file, taken in samples, has missed."""
 
     def at(self, step: int, part: int = 0, parts: int = 1) -> tuple[Tensor, Tensor]:
         """Inputs and targets (B / parts, N). The parts of a step, whoever takes them, join to its whole batch in order."""
@@ -148,6 +177,11 @@ class Windows:
     def cut(self, starts: Any) -> tuple[Tensor, Tensor]:
         np = numpy()
         picked = self.values[np.asarray(starts)[:, None] + np.arange(self.context + 1)]
+        if picked.size and int(picked.max()) >= self.vocabulary:
+            raise DataError(
+                f"the token file holds token {int(picked.max())} of a vocabulary of {self.vocabulary}: it is damaged; "
+                "remove data.cache, and it is made again"
+            )
         both = torch.from_numpy(picked.astype(np.int64))
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 

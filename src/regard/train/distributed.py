@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..errors import RegardError
 from .config import ConfigError, TrainConfig
 
 Spread = Literal["none", "ddp", "fsdp"]
@@ -47,6 +48,11 @@ class Ranks:
             dist.all_reduce(both)
         return both.tolist()
 
+    def agree(self, problem: str, kind: type[RegardError]) -> None:
+        """All ranks go on, or all stop, each with its own problem."""
+        if self.total(float(bool(problem)))[0]:
+            raise kind(problem or "another rank could not go on; it says why")
+
     def text(self, text: str) -> str:
         """The first rank's text, on every rank."""
         if self.world == 1:
@@ -63,7 +69,7 @@ class Ranks:
 @contextlib.contextmanager
 def joined(c: TrainConfig) -> Generator[Ranks]:
     """Join the group that `torchrun` announces, if any, and leave it at the end."""
-    world, rank, local = (int(os.environ.get(n, d)) for n, d in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0")))
+    world, rank, local = (from_environment(n, d) for n, d in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
     device = pick_device(c.device, local)
     spread: Spread = ("ddp" if world > 1 else "none") if c.parallel == "auto" else c.parallel
     if world > 1 and spread == "none":
@@ -77,7 +83,10 @@ def joined(c: TrainConfig) -> Generator[Ranks]:
             f"train.batch={c.batch} does not divide among {world} ranks × train.accumulate={c.accumulate}; "
             f"use a multiple of {world * c.accumulate}"
         )
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"rank {rank} of {world} cannot join the others: {error}; start it with torchrun") from error
     try:
         yield Ranks(rank, local, world, device, spread)
         # Ranks leave together: one that goes while another still speaks to it can take it down.
@@ -87,6 +96,14 @@ def joined(c: TrainConfig) -> Generator[Ranks]:
         dist.destroy_process_group()
 
 
+def from_environment(name: str, default: int) -> int:
+    """A number that `torchrun` sets."""
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal() or len(text) > 9:
+        raise ConfigError(f"{name}={text} in the environment is no count; torchrun sets it, and one process needs none")
+    return int(text)
+
+
 def pick_device(name: str, local: int) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,10 +111,14 @@ def pick_device(name: str, local: int) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"train.device={name!r} is no device of torch; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda", "mps", "xpu"):
+        raise ConfigError(f"train.device={name}: nothing is trained on {device.type}; use auto, cpu or cuda")
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"train.device={name} but torch sees no CUDA device here; use train.device=cpu")
         device = torch.device("cuda", local if device.index is None else device.index)
+        if device.index >= torch.cuda.device_count():
+            raise ConfigError(f"train.device={device}, and torch sees {torch.cuda.device_count()} CUDA devices here")
         torch.cuda.set_device(device)
     return device
 

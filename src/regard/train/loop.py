@@ -20,24 +20,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import RegardError
-from ..files import write_text
-from .checkpoint import Progress, Store
-from .config import Config, dump
-from .data import Tokens, Windows
+from ..errors import CheckpointError, RegardError
+from ..files import point, sweep, write_text
+from ..reading import reading
+from .begin import TrainError, built, locked, same_run
+from .checkpoint import Progress, Source, Store, read_progress
+from .config import FROM_DATA, Config, ConfigError, check, dump
+from .corpus import Corpus
+from .data import Tokens, Windows, find_text
 from .data import tokens as open_tokens
 from .distributed import Ranks, part_of_step, spread
 from .distributed import joined as joined_ranks
 from .optim import adamw, clip, rate, set_rate
 from .report import Metrics, Reporter, reporter
+from .tokenizer import Tokenizer
 
 IGNORED = -100
 BALANCE = 0.01
 """The weight of a mixture's load-balancing loss (Fedus et al. 2021)."""
-
-
-class TrainError(RegardError):
-    """A run that cannot begin or go on."""
 
 
 @dataclass(frozen=True)
@@ -69,66 +69,149 @@ class Objective(nn.Module):
         return loss if total or balance is None else loss + BALANCE * balance
 
 
-def train(c: Config, run: str | Path, *, resume: bool = False, quiet: bool = False) -> Result:
-    """Train as `c` says, in the folder `run`; with `resume`, go on from its last checkpoint."""
+def train(c: Config, run: str | Path, *, resume: bool = False, new_data: bool = False, quiet: bool = False) -> Result:
+    """Train as `c` says, in the folder `run`; with `resume`, go on from its last checkpoint.
+
+    A resumed run has to find the text, the tokenizer and the model it began with. `new_data` lets it go on with other text, which
+    is cut by the tokenizer it has. Whatever is refused, is refused before anything in `run` is written.
+    """
     run = Path(run)
-    if c.train.threads:
-        torch.set_num_threads(c.train.threads)
-    with joined_ranks(c.train) as ranks, reporter(ranks.first and not quiet) as report, interruptible() as asked:
-        if not resume and (run / "checkpoints" / "last").exists():
-            raise TrainError(f"{run} already holds a run; --resume continues it, --out names another folder")
-        # Hosts may not share a cache, so one rank of each host makes the tokens; the renaming at its end settles races.
-        if ranks.local == 0:
-            tokens = open_tokens(c.data, report.building)
-        ranks.barrier()
-        tokens = open_tokens(c.data)
+    check(c)
+    if new_data and not resume:
+        raise TrainError("--new-data lets a run that exists go on with other text: add --resume")
+    with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(joined_ranks(c.train))
+        report = stack.enter_context(reporter(ranks.first and not quiet))
+        asked = stack.enter_context(interruptible())
+        if c.train.threads:
+            torch.set_num_threads(c.train.threads)
+        store = Store(run, ranks)
+        last = begun(store, resume, stack)
+        found = found_text(c, ranks)
+        own = None if last is None else same_run(c, last, read_progress(last), found[1], new_data)
+        tokens = opened_tokens(c, ranks, report, asked, (found, own))
         c = complete(c, tokens)
+        store = replace(store, extras={"config.yaml": dump(c.tree()), "tokenizer.json": tokens.tokenizer.text()})
+        trainer = Trainer(c, store, tokens, report, asked)
+        progress = Progress(seed=c.train.seed) if last is None else store.load(trainer.model, trainer.optimizer)
+        progress = replace(progress, source=Source(tokens.text, len(tokens.values)))
+        if new_data:
+            # A loss on other text is no better and no worse than one on this.
+            progress = replace(progress, best=None, best_step=0, waited=0)
+        prepare_folder(store, last, stack)
+        metrics = stack.enter_context(Metrics(run / "metrics.jsonl", ranks.first))
+        return trainer.go(progress, metrics, resume)
+
+
+def begun(store: Store, resume: bool, stack: contextlib.ExitStack) -> Path | None:
+    """The checkpoint to go on from; None for a run that begins, where none may stand."""
+    run, ranks, problem, last = store.run, store.ranks, "", None
+    try:
+        with reading(run):
+            if resume:
+                if ranks.first and run.is_dir():
+                    stack.enter_context(locked(run))
+                last = store.last()
+                if last is None:
+                    raise CheckpointError(f"{run} holds no checkpoint to resume from; start it without --resume")
+            elif store.taken():
+                raise TrainError(f"{run} already holds a run; --resume continues it, --out names another folder")
+    except RegardError as error:
+        if ranks.world == 1:
+            raise
+        problem = str(error)
+    ranks.agree(problem, TrainError)
+    return last
+
+
+def found_text(c: Config, ranks: Ranks) -> tuple[Corpus, str]:
+    """The text, which has to be the same on every rank."""
+    found = find_text(c.data)
+    other = ranks.text(found[1]) != found[1]
+    ranks.agree(f"data.source={c.data.source} is other text here than on the first rank" if other else "", TrainError)
+    return found
+
+
+def prepare_folder(store: Store, last: Path | None, stack: contextlib.ExitStack) -> None:
+    """The run's own files, now that nothing can be refused any more; and what killed processes left is swept."""
+    run, ranks, problem = store.run, store.ranks, ""
+    try:
         if ranks.first:
-            run.mkdir(parents=True, exist_ok=True)
-            write_text(run / "config.yaml", dump(c.tree()))
-            tokens.tokenizer.save(run / "tokenizer.json")
-        ranks.barrier()
-        metrics = Metrics(run / "metrics.jsonl", ranks.first)
-        try:
-            return Trainer(c, run, ranks, tokens, report, metrics, asked).go(resume)
-        finally:
-            metrics.close()
+            if last is None:
+                run.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(run))
+                if store.taken():
+                    raise TrainError(f"{run} holds a run that began just now; --out names another folder")
+            elif not (store.root / "last").is_symlink():
+                # What no link names is swept.
+                point(store.root / "last", last.name)
+            sweep(run, older_than=-math.inf)
+            for name, text in store.extras.items():
+                write_text(run / name, text)
+            store.prune()
+    except OSError as error:
+        problem = f"cannot write to {run}: {error.strerror or error}"
+    except RegardError as error:
+        problem = str(error)
+    ranks.agree(problem, TrainError)
+
+
+def opened_tokens(
+    c: Config, ranks: Ranks, report: Reporter, asked: Callable[[], bool], of: tuple[tuple[Corpus, str], Tokenizer | None]
+) -> Tokens:
+    """The tokens of a text, by a tokenizer of its own unless one is given."""
+    found, tokenizer = of
+
+    def building(label: str, done: int, total: int) -> None:
+        report.building(label, done, total)
+        if asked():
+            # Nothing was trained yet, and half a token file is of no use: there is nothing to save.
+            raise KeyboardInterrupt
+
+    # Hosts may not share a cache, so one rank of each host makes the tokens; the renaming at its end settles races.
+    if ranks.local == 0:
+        open_tokens(c.data, building, tokenizer, found)
+    ranks.barrier()
+    return open_tokens(c.data, None, tokenizer, found)
 
 
 def complete(c: Config, tokens: Tokens) -> Config:
-    """The model's sizes that the data decides."""
-    have = {f for f in ("vocabulary", "context") if hasattr(c.model, f)}
-    want = {"vocabulary": len(tokens.tokenizer), "context": c.data.context}
-    return replace(c, model=replace(c.model, **{n: want[n] for n in have}))
+    """The model's sizes that the data decides, unless they are given and large enough."""
+    have = [f for f in FROM_DATA if hasattr(c.model, f)]
+    need = {"vocabulary": len(tokens.tokenizer), "context": c.data.context}
+    why = {"vocabulary": f"the {c.data.tokenizer} tokenizer of the data has", "context": "data.context is"}
+    for name in have:
+        if name in c.given and getattr(c.model, name) < need[name]:
+            raise ConfigError(
+                f"model.{name}={getattr(c.model, name)} is too small: {why[name]} {need[name]}. "
+                f"Leave model.{name} out, and it follows the data, or give at least as much"
+            )
+    sizes = {n: need[n] for n in have if n not in c.given}
+    return replace(c, model=replace(c.model, **sizes), given=frozenset(have))
 
 
 class Trainer:
     """What one run holds while it runs."""
 
-    def __init__(
-        self, c: Config, run: Path, ranks: Ranks, tokens: Tokens, report: Reporter, metrics: Metrics, asked: Callable[[], bool]
-    ) -> None:
-        self.c, self.ranks, self.report, self.metrics, self.asked = c, ranks, report, metrics, asked
-        extras = {"config.yaml": dump(c.tree()), "tokenizer.json": (run / "tokenizer.json").read_text(encoding="utf-8")}
-        self.store = Store(run, ranks, extras)
+    def __init__(self, c: Config, store: Store, tokens: Tokens, report: Reporter, asked: Callable[[], bool]) -> None:
+        self.c, self.store, self.ranks, self.report, self.asked = c, store, store.ranks, report, asked
         first, last = tokens.split(c.data.validation, c.data.context)
-        self.windows = Windows(first, c.data.context, c.train.batch, c.train.seed)
-        self.held_out = Windows(last, c.data.context, c.train.batch, c.train.seed)
-        torch.manual_seed(c.train.seed)
-        self.model: nn.Module = c.model.build().to(ranks.device)
+        size = len(tokens.tokenizer)
+        self.windows = Windows(first, c.data.context, c.train.batch, c.train.seed, size)
+        self.held_out = Windows(last, c.data.context, c.train.batch, c.train.seed, size)
+        self.model = built(c, self.ranks, self.windows)
         blocks = getattr(self.model, "blocks", None)
         sparse = getattr(c.model, "experts", 1) > 1
-        self.module = spread(Objective(self.model), blocks if isinstance(blocks, nn.ModuleList) else None, ranks, sparse)
+        self.module = spread(Objective(self.model), blocks if isinstance(blocks, nn.ModuleList) else None, self.ranks, sparse)
         self.optimizer = adamw(self.model, c.optim)
         self.sphere: Callable[[], None] | None = getattr(self.model, "normalize_", None)
         """nGPT's weights go back to the unit sphere after each update."""
-        self.half = uses_bfloat16(c.train.dtype, ranks.device)
+        self.half = uses_bfloat16(c.train.dtype, self.ranks.device)
+        self.metrics = Metrics(store.run, live=False)
 
-    def go(self, resume: bool) -> Result:
-        c, progress = self.c, Progress(seed=self.c.train.seed)
-        if resume:
-            progress = self.store.load(self.model, self.optimizer)
-        self.metrics.add(event="resume" if resume else "start", step=progress.step, world=self.ranks.world)
+    def go(self, progress: Progress, metrics: Metrics, resumed: bool) -> Result:
+        c, self.metrics = self.c, metrics
+        self.metrics.add(event="resume" if resumed else "start", step=progress.step, world=self.ranks.world)
         size = sum(p.numel() for p in self.model.parameters())
         self.report.say(
             f"{c.family}, {size:,} parameters, {len(self.windows.values):,} tokens to train on, "
@@ -238,7 +321,9 @@ def interruptible() -> Generator[Callable[[], bool]]:
 
     try:
         for signum in (signal.SIGINT, signal.SIGTERM):
-            before[signum] = signal.signal(signum, note)
+            # What was started deaf to a signal (`regard train &` in a script) stays so: the Ctrl-C is somebody else's.
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                before[signum] = signal.signal(signum, note)
     except ValueError:
         before.clear()  # not the main thread: signals are somebody else's
     try:

@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ..errors import CheckpointError
+from ..files import require_plain
+
 
 class Metrics:
     """An append-only file of JSON lines; each is on its way to the disk before the next step begins."""
 
     def __init__(self, path: Path, live: bool) -> None:
-        self.file = None
+        self.file, self.path = None, path
         if live:
+            if path.exists():
+                require_plain(path)
+            # A line is handed over whole or not at all; what a full disk cut must not be tried again at the end.
+            self.file = open(path, "ab+", buffering=0)  # noqa: SIM115
             # A killed process may have left half a line; a new one must not be glued to it.
-            torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-            self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
-            self.file.write("\n" * torn)
+            if self.file.seek(0, os.SEEK_END):
+                self.file.seek(-1, os.SEEK_END)
+                if self.file.read(1) != b"\n":
+                    self._write(b"\n")
+
+    def _write(self, line: bytes) -> None:
+        assert self.file is not None
+        try:
+            if self.file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {self.path}: {error.strerror}; what was saved before is whole") from error
 
     def add(self, **record: Any) -> None:
         if self.file is not None:
             # JSON has no NaN; null is what every reader understands.
             plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-            self.file.write(json.dumps(plain) + "\n")
-            self.file.flush()
+            self._write((json.dumps(plain) + "\n").encode())
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.file is not None:
             self.file.close()
 

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import RegardError
-from ..files import write_text
+from ..files import read_plain, write_text
+from ..reading import reading
 
 END = "<|end|>"
+LARGEST = 1 << 30
+"""Bytes of a tokenizer.json; a vocabulary of two million tokens has a tenth of it."""
 
 
 class TokenizerError(RegardError):
@@ -38,9 +41,12 @@ class Tokenizer(ABC):
     def record(self) -> dict[str, Any]:
         """What `from_record` reads back."""
 
+    def text(self) -> str:
+        """What stands in tokenizer.json."""
+        return json.dumps({"format": "regard-tokenizer-1", "kind": self.kind, **self.record()}, ensure_ascii=False, indent=1)
+
     def save(self, path: str | Path) -> None:
-        record = {"format": "regard-tokenizer-1", "kind": self.kind, **self.record()}
-        write_text(path, json.dumps(record, ensure_ascii=False, indent=1))
+        write_text(path, self.text())
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Byte(Tokenizer):
         return list(text.encode("utf-8"))
 
     def decode(self, tokens: Iterable[int]) -> str:
-        return bytes(t for t in tokens if t < 256).decode("utf-8", errors="replace")
+        return bytes(t for t in tokens if 0 <= t < 256).decode("utf-8", errors="replace")
 
     def record(self) -> dict[str, Any]:
         return {}
@@ -87,7 +93,8 @@ class Char(Tokenizer):
             ) from None
 
     def decode(self, tokens: Iterable[int]) -> str:
-        return "".join(self.characters[t] for t in tokens)
+        # A model may have more outputs than there are characters (`model.vocabulary`); those beyond say nothing.
+        return "".join(self.characters[t] for t in tokens if 0 <= t < len(self.characters))
 
     def record(self) -> dict[str, Any]:
         return {"characters": self.characters}
@@ -103,7 +110,9 @@ class BPE(Tokenizer):
 
     @cached_property
     def _inner(self) -> Any:
-        return _tokenizers().Tokenizer.from_str(self.definition)
+        package = _tokenizers()
+        with reading("the definition of this tokenizer", TokenizerError):
+            return package.Tokenizer.from_str(self.definition)
 
     @property
     def end(self) -> int | None:  # type: ignore[override]
@@ -113,13 +122,18 @@ class BPE(Tokenizer):
         return self._inner.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        return self._inner.encode(text, add_special_tokens=False).ids
+        with reading("this text", TokenizerError):
+            return self._inner.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Iterable[int]) -> str:
-        return self._inner.decode(list(tokens), skip_special_tokens=False)
+        with reading("these tokens", TokenizerError):
+            return self._inner.decode(list(tokens), skip_special_tokens=False)
 
     def record(self) -> dict[str, Any]:
         return {"definition": json.loads(self.definition)}
+
+    def numbers(self) -> list[int]:
+        return list(self._inner.get_vocab().values())
 
 
 KINDS: dict[str, type[Tokenizer]] = {"byte": Byte, "char": Char, "bpe": BPE}
@@ -158,19 +172,37 @@ def _learn_bpe(texts: Iterable[str], vocabulary: int) -> BPE:
 
 def load(path: str | Path) -> Tokenizer:
     path = Path(path)
-    try:
-        record: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} cannot be read as a tokenizer: {error}") from error
-    if not isinstance(record, dict) or record.get("format") != "regard-tokenizer-1" or record.get("kind") not in KINDS:
-        raise TokenizerError(f"{path} is not a tokenizer of regard; `format` should be regard-tokenizer-1")
-    match record["kind"]:
-        case "byte":
-            return Byte()
-        case "char":
-            return Char(record["characters"])
-        case _:
-            return BPE(json.dumps(record["definition"], ensure_ascii=False))
+    with reading(f"{path}, as a tokenizer,", TokenizerError):
+        record: Any = json.loads(read_plain(path, LARGEST).decode("utf-8"))
+        if (
+            not isinstance(record, dict)
+            or record.get("format") != "regard-tokenizer-1"
+            or record.get("kind") not in list(KINDS)
+        ):
+            raise TokenizerError(f"{path} is not a tokenizer of regard; `format` should be regard-tokenizer-1")
+        match record["kind"]:
+            case "byte":
+                return Byte()
+            case "char":
+                return _char(record.get("characters"), path)
+            case _:
+                return _bpe(record.get("definition"), path)
+
+
+def _char(characters: Any, path: Path) -> Char:
+    if not isinstance(characters, str) or not characters or len(set(characters)) != len(characters):
+        raise TokenizerError(f"{path} is damaged: `characters` should be text in which each character stands once")
+    return Char(characters)
+
+
+def _bpe(definition: Any, path: Path) -> BPE:
+    if not isinstance(definition, dict):
+        raise TokenizerError(f"{path} is damaged: `definition` should be what the package tokenizers wrote")
+    found = BPE(json.dumps(definition, ensure_ascii=False))
+    numbers = found.numbers()
+    if sorted(numbers) != list(range(len(found))):
+        raise TokenizerError(f"{path} is damaged: its {len(found)} tokens are not numbered from 0 on, each once")
+    return found
 
 
 def _tokenizers() -> Any:
