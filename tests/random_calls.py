@@ -32,15 +32,12 @@ from regard import (
     Causal,
     Document,
     LowRank,
-    Mask,
     Padding,
     Prefix,
     RegardError,
     Spec,
     State,
     Window,
-    attend,
-    explain,
     inspect,
 )
 from regard.attention.allow import All, rule
@@ -313,7 +310,9 @@ def compared(d: Drawn, seen: Attended, grads: list[Tensor]) -> str:
     assert_near(seen.output, plain.output, tolerance, "the output")
     if d.q.dtype == F64:
         assert_near(seen.weights(), plain.weights, tolerance, "the weights")
-        assert torch.equal(seen.accepted, plain.accepted), "accepted"
+        # A weight that all but underflows is 0 in one order of multiplication and not in another.
+        told = ~((mass := torch.maximum(plain.weights.sum(-1), seen.weights().sum(-1))) > 0) | (mass > 1e-100)
+        assert torch.equal(seen.accepted[told], plain.accepted[told]), "accepted"
         for n, (x, y) in enumerate(zip(grads, expected_grads, strict=True)):
             assert_near(x, y, tolerance * steepness(exact), f"gradient {n}")
     return "agrees"
