@@ -174,25 +174,54 @@ def assert_agree(actual: Tensor, expected: Tensor, rtol: float = 1e-7, atol: flo
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
 
 
-def gradients(output: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+def gradients(output: Tensor, leaves: list[Tensor], layout: Callable[[Tensor], Tensor] = lambda x: x) -> list[Tensor]:
     """Of a fixed random projection of the output; zeros where a leaf has no part in it."""
     if not output.requires_grad:
         return [torch.zeros_like(x) for x in leaves]
     direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=output.dtype)
-    found = torch.autograd.grad((output * direction).sum(), leaves, allow_unused=True)
+    found = torch.autograd.grad(output, leaves, layout(direction), allow_unused=True)
     return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
 
 
-def assert_fast_is_plain(spec: Spec, s: Situation, state: State, leaves: list[Tensor]) -> None:
-    """The backend that `attend` picks gives the plain definition's output and all its gradients."""
-    q, k, v = (x.requires_grad_() for x in inputs(s))
+def assert_fast_is_plain(
+    spec: Spec, s: Situation, state: State, leaves: list[Tensor], layout: Callable[[Tensor], Tensor] = lambda x: x
+) -> None:
+    """The backend that `attend` picks gives the plain definition's output and all its gradients.
+
+    Inputs, mask and incoming gradient lie in memory as `layout` says.
+    """
+    q, k, v = (layout(x).detach().requires_grad_() for x in inputs(s))
     values = None if spec.selection.name == "energy" else v
     allow = s.allow(s.queries, s.keys)
+    allow = layout(allow) if isinstance(allow, Tensor) else allow
     fast = attend(q, k, values, spec, allow=allow, state=state)
     plain = attend_plainly(q, k, values, spec, allow=allow, state=state).output
     assert_agree(fast, plain)
-    for found, expected in zip(gradients(fast, [q, k, v, *leaves]), gradients(plain, [q, k, v, *leaves]), strict=True):
+    wanted = [q, k, v, *leaves]
+    for found, expected in zip(gradients(fast, wanted, layout), gradients(plain, wanted, layout), strict=True):
         assert_agree(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def _expanded(dim: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.narrow(dim, 0, 1).expand_as(x) if x.shape[dim] else x
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed heads": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "transposed rows": lambda x: x.mT.contiguous().mT,
+    "stepped": lambda x: torch.stack([x, torch.full_like(x, 9)], -1)[..., 0],
+    "stepped rows": lambda x: torch.stack([x, torch.full_like(x, 9)], -2)[..., 0, :],
+    "expanded batch": _expanded(0),
+    "expanded heads": _expanded(1),
+    "expanded rows": _expanded(2),
+    "expanded width": _expanded(3),
+    "offset": lambda x: torch.cat([torch.full_like(x[:, :, :1], 9), x], 2)[:, :, 1:] if x.shape[2] else x,
+    "from the end": lambda x: torch.cat([x, torch.full_like(x, 9)], -1)[..., : -x.shape[-1]],
+    "flipped": lambda x: x.flip(-1).contiguous().flip(-1),
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "overlapping": lambda x: x.contiguous().as_strided(x.shape, (*x.contiguous().stride()[:2], 1, 1)) if x.numel() else x,
+}
+"""Ways in which four dimensions can lie in memory. An expanded or overlapping one repeats numbers of x; the others hold x."""
 
 
 def iris_rows() -> tuple[Tensor, Tensor]:

@@ -136,7 +136,11 @@ class Attention(nn.Module):
         bias: bool | Literal["qkv"] = False,
     ) -> None:
         super().__init__()
-        key_heads = key_heads or heads
+        key_heads = heads if key_heads is None else key_heads
+        for name, n in (("width", width), ("heads", heads), ("key_heads", key_heads), ("head_width", head_width),
+                        ("context_width", context_width), ("self_width", self_width)):  # fmt: skip
+            if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
+                raise ShapeError(f"{name}={n!r}; it must be a whole number of at least 1")
         if heads % key_heads:
             raise ShapeError(f"heads={heads} is not a multiple of key_heads={key_heads}")
         if head_width is None and width % heads:
@@ -144,7 +148,7 @@ class Attention(nn.Module):
         self.spec, self.heads, self.key_heads = parse(spec), heads, key_heads
         self.head_width = D = head_width or width // heads
         self.inner, _, self.points = unwrap(self.spec.selection)
-        source = context_width or width
+        self.widths = width, source = width, context_width or width
         self.q = nn.Linear(width, heads * D, bias=bool(bias))
         self.k = nn.Linear(source, key_heads * D, bias=bool(bias))
         # Energy's values are the keys and its way back is W_Qᵀ and W_Kᵀ; a pointer's result is the choice itself.
@@ -255,6 +259,13 @@ class Attention(nn.Module):
         return state
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        for name, given, width in (("input", x, self.widths[0]), ("context", source, self.widths[1])):
+            if not isinstance(given, Tensor) or given.ndim != 3 or given.shape[-1] != width:
+                what = tuple(given.shape) if isinstance(given, Tensor) else f"a {type(given).__name__}"
+                raise ShapeError(f"the {name} is {what}; this attention takes (B, N, M) with M={width}")
+            own = self.q.weight.dtype if isinstance(self.q, nn.Linear) else given.dtype
+            if given.dtype != own and not torch.is_autocast_enabled(given.device.type):
+                raise ShapeError(f"the {name} is {given.dtype} and this attention {own}; make them one dtype")
         q, k = _split(self.q(x), self.heads), _split(self.k(source), self.key_heads)
         return q, k, None if self.v is None else _split(self.v(source), self.key_heads)
 
@@ -269,8 +280,6 @@ class Attention(nn.Module):
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
-    if x.ndim != 3:
-        raise ShapeError(f"the input is {tuple(x.shape)} after projection; attention takes (B, N, M)")
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 

@@ -8,7 +8,7 @@ Legend of shapes, for the whole project
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -94,10 +94,29 @@ class State:
             raise StateError(f"{by} needs state.{name} to be a tensor, not {type(value).__name__}")
         return value
 
+    def tensors(self) -> Iterator[tuple[str, object]]:
+        """Every place where a tensor belongs and something stands, with its name."""
+        for name in _SINGLE:
+            if (value := getattr(self, name)) is not None:
+                yield name, value
+        if isinstance(self.trace, LowRank):
+            yield "trace.left", self.trace.left
+            yield from ((f"trace.{n}", x) for n in ("right", "signs") if (x := getattr(self.trace, n)) is not None)
+        elif isinstance(self.trace, Tensor):
+            yield "trace", self.trace
+        if isinstance(self.self, Self):
+            yield "self.s", self.self.s
+            yield from ((f"self.weights[{n!r}]", x) for n, x in self.self.weights.items())
+        if isinstance(self.additive, Additive):
+            yield from ((f"additive.{n}", getattr(self.additive, n)) for n in ("w", "w_q", "w_k"))
+
+
+_SINGLE = ("alpha", "temperature", "relative", "positions", "carry")
+
 
 def magnitude(x: Tensor, name: str) -> float:
     """|x|, one pass. A NaN in a persistent state poisons everything after it, so it is refused where it enters."""
-    norm = float(torch.linalg.vector_norm(x.detach()))
+    norm = float(torch.linalg.vector_norm(x.detach() if x.is_floating_point() else x.detach().double()))
     if not math.isfinite(norm) and not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise StateError(f"{name} has {bad} values that are not finite out of {x.numel()}; roll back or reset it")

@@ -2,15 +2,18 @@
 
 import pytest
 import torch
-from helpers import D, E, Situation, inputs, random
+from helpers import D, E, Situation, assert_agree, inputs, random
 
 from regard import (
     Additive,
+    Causal,
     CombinationError,
     Document,
     LowRank,
+    Mask,
     NumericsError,
     Padding,
+    Prefix,
     RegardError,
     Self,
     ShapeError,
@@ -71,12 +74,51 @@ def test_tensors_that_do_not_fit(call, new, says):
         (Padding(torch.tensor([3, 8])), r"lengths \[3, 8\]; they lie in 0\.\.7"),
         (Padding(torch.tensor([3, 8])) & Window(2), r"they lie in 0\.\.7"),
         (Padding(torch.tensor([3, 3]), side="top"), r"'right' or 'left'"),
+        (Padding([9]), r"lengths \[9\], a list; pass a tensor, as in Padding\(torch\.tensor"),
+        (Padding(torch.tensor([9, 9])), r"lengths \[9, 9\]; they lie in 0\.\.7"),
+        (Padding(torch.tensor([-1, 3])), r"lengths \[-1, 3\]; they lie in 0\.\.7"),
+        (Padding(torch.tensor([2.5, 3.0])), r"lengths of torch\.float32; they count keys"),
+        (Padding(torch.tensor([True, False])), r"lengths of torch\.bool; they count keys"),
+        (Padding(torch.ones(2, 7, dtype=torch.long)), r"lengths \(2, 7\); it needs one for each of 2"),
+        (Padding(torch.tensor([3, 3], device="meta")), r"lengths on meta, and q is on cpu"),
+        (~Padding([9]) | Window(2), r"lengths \[9\], a list"),
+        (Mask(torch.ones(1, 1, 7, 7)), r"the mask is torch\.float32; it is a boolean tensor"),
+        (Mask(torch.ones(7, 7, dtype=torch.bool)), r"mask is \(7, 7\); it must broadcast"),
+        (Mask([[True]]), r"allowed \[\[True\]\], a list"),
+        (torch.ones(7, 7, dtype=torch.bool, device="meta"), r"on meta, and q is on cpu"),
+        (Document([0] * 7), r"ids \[0, 0, 0, 0, 0, 0, 0\], a list"),
         (Document(torch.zeros(6)), r"ids \(6,\); it needs \(B, K\) = \(2, 7\)"),
     ],
 )
 def test_rules_that_do_not_fit(allow, says):
     with pytest.raises(ShapeError, match=says):
         attend(*inputs(GQA), allow=allow)
+
+
+@pytest.mark.parametrize("rule", [lambda: Window(2.5), lambda: Window("3"), lambda: Window(True), lambda: Window(3, -1),
+                                  lambda: Prefix(-1), lambda: Prefix(1.5), lambda: Prefix([2])])  # fmt: skip
+def test_a_rule_counts_keys_in_whole_numbers(rule):
+    with pytest.raises(ShapeError, match=r"counts"):
+        rule()
+
+
+@pytest.mark.parametrize("offset", [-1, 6, 5, 100])
+@pytest.mark.parametrize("line", ["dot", "euclidean", "sparsemax"])
+def test_a_query_that_stands_at_no_key_has_no_document(line, offset):
+    q, k, v = inputs(Situation(queries=3, keys=7))
+    rule = Causal() & Document(torch.tensor([0, 0, 0, 1, 1, 2, 2]))
+    with pytest.raises(ShapeError, match=rf"positions {offset}\.\.{offset + 2} are not among the 7 keys.*0\.\.4 here"):
+        attend(q, k, v, line, allow=rule, state=State(offset=offset))
+
+
+@pytest.mark.parametrize("offset", range(5))
+@pytest.mark.parametrize("line", ["dot", "euclidean", "sparsemax", "alibi"])
+def test_a_query_reads_the_document_of_its_own_position(line, offset):
+    q, k, v = inputs(Situation(queries=3, keys=7))
+    ids = torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    same = ids[offset : offset + 3, None] == ids
+    found = attend(q, k, v, line, allow=Document(ids), state=State(offset=offset))
+    assert_agree(found, attend(q, k, v, line, allow=same, state=State(offset=offset)))
 
 
 def test_a_window_without_its_own_position_is_refused():
@@ -120,6 +162,17 @@ BAD_STATES = [
     ("relative", State(), StateError, r"needs state\.relative"),
     ("relative", State(relative=random(32, 2)), ShapeError, r"\(32, 2\).*needs \(32, 4\)"),
     ("learned", State(), StateError, r"needs state\.positions"),
+    ("trace", State(trace=LowRank(random(2, D, 2), signs=random(3))), ShapeError, r"signs \(3,\); with rank 2 they are \(2,\)"),
+    ("trace", State(trace=LowRank(None)), StateError, r"state\.trace\.left is a NoneType; it must be a tensor"),
+    ("dot", State(offset=1.5), StateError, r"state\.offset is 1\.5; it is the position of the first query, a whole number"),
+    ("dot", State(offset=True), StateError, r"state\.offset is True"),
+    ("dot", State(offset="3"), StateError, r"state\.offset is '3'"),
+    ("entmax(learned)", State(alpha=[2.0] * 4), StateError, r"state\.alpha is a list; it must be a tensor"),
+    ("entmax(learned)", State(alpha=torch.full((4,), 2.0, device="meta")), StateError, r"state\.alpha is on meta, and q is on cpu"),
+    ("trace", State(trace=random(2, D, D).to(torch.complex64)), StateError, r"state\.trace is torch\.complex64; it must be real"),
+    ("additive", State(additive=Additive([1.0], random(7, D), random(7, D))), StateError, r"state\.additive\.w is a list"),
+    ("self_conditioned(form=self_token)", State(self="me"), StateError, r"state\.self is a str"),
+    ("selective", State(carry=random(2, 9)), ShapeError, r"carry is \(2, 9\) and there are 7 keys; it is of another, longer text"),
     ("selective", State(carry=random(3, 2)), ShapeError, r"state\.carry is \(3, 2\)"),
     ("monotonic", State(carry=random(2, 3)), ShapeError, r"state\.carry is \(2, 3\)"),
 ]  # fmt: skip
@@ -134,6 +187,9 @@ def test_a_state_that_does_not_fit(line, state, error, says):
 def test_a_state_is_a_state():
     with pytest.raises(StateError, match=r"state is a dict; pass regard\.State"):
         attend(*inputs(GQA), state={"trace": 1})  # type: ignore[arg-type]
+    for empty in ({}, 0, "", False):
+        with pytest.raises(StateError, match=r"pass regard\.State"):
+            attend(*inputs(GQA), state=empty)  # type: ignore[arg-type]
 
 
 def test_a_spec_and_parts_are_not_given_together():
@@ -183,6 +239,35 @@ def test_a_module_refuses_heads_that_do_not_divide():
         Attention(25, 4)
     with pytest.raises(ShapeError, match=r"takes \(B, N, M\)"):
         Attention(24, 4)(torch.zeros(5, 24))
+
+
+@pytest.mark.parametrize("wrong", [{"width": 0}, {"heads": 0}, {"heads": 4.0}, {"heads": True}, {"key_heads": 0}, {"head_width": -1},
+                                   {"context_width": 0}, {"self_width": 0}], ids=str)  # fmt: skip
+def test_sizes_of_a_module_are_whole_numbers_of_at_least_one(wrong):
+    with pytest.raises(ShapeError, match=r"must be a whole number of at least 1"):
+        Attention(**{"width": 24, "heads": 4, **wrong})
+
+
+def test_a_module_says_which_width_it_takes():
+    module, crossed = Attention(24, 4), Attention(24, 4, context_width=7)
+    x = torch.zeros(2, 5, 24)
+    for call in (module, module.inspect, module.step):
+        with pytest.raises(ShapeError, match=r"the input is \(2, 5, 23\); this attention takes \(B, N, M\) with M=24"):
+            call(x[..., :23])
+        with pytest.raises(ShapeError, match=r"the input is a list"):
+            call([[1.0]])
+        with pytest.raises(
+            ShapeError, match=r"the input is torch\.float64 and this attention torch\.float32; make them one dtype"
+        ):
+            call(x.double())
+        with pytest.raises(ShapeError, match=r"the input is torch\.int64"):
+            call(x.long())
+    with pytest.raises(ShapeError, match=r"the context is \(2, 5, 24\); this attention takes \(B, N, M\) with M=7"):
+        crossed(x, x)
+    with pytest.raises(ShapeError, match=r"the batch sizes differ"):
+        crossed(x, torch.zeros(3, 5, 7))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(x.bfloat16()).shape == x.shape
 
 
 def test_every_error_is_a_value_error():

@@ -8,7 +8,8 @@ that the last query meets the last key when decoding.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -59,6 +60,18 @@ class Tile:
         return torch.arange(self.lo, self.hi, device=self.device)
 
 
+@dataclass(frozen=True)
+class Call:
+    """The sizes that a rule has to fit, where the first query stands, and where the tensors are."""
+
+    B: int
+    H: int
+    Q: int
+    K: int
+    offset: int
+    device: torch.device
+
+
 class Allow(ABC):
     """A rule. Subclasses are frozen dataclasses; tensors in them are data of the batch, not parameters."""
 
@@ -70,8 +83,8 @@ class Allow(ABC):
         """For queries standing at first..last, both counted. The default promises nothing."""
         return Span(0, keys)
 
-    def check(self, B: int, H: int, Q: int, K: int) -> None:
-        """Refuse what does not fit the shapes; a rule without tensors fits all."""
+    def check(self, call: Call) -> None:
+        """Refuse what does not fit the call; a rule without tensors fits all."""
         return
 
     def __and__(self, other: Allow | Tensor) -> Allow:
@@ -120,7 +133,7 @@ class Window(Allow):
     ahead: int = 0
 
     def __post_init__(self) -> None:
-        if self.keys < 1 or self.ahead < 0:
+        if not (_whole(self.keys) and _whole(self.ahead)) or self.keys < 1 or self.ahead < 0:
             raise ShapeError(f"{self}: a window counts at least the query's own position; keys >= 1 and ahead >= 0")
 
     def tile(self, t: Tile) -> Tensor:
@@ -137,6 +150,10 @@ class Prefix(Allow):
     """Everyone meets the first n keys: `Causal() | Prefix(n)` is a prefix language model."""
 
     n: int
+
+    def __post_init__(self) -> None:
+        if not _whole(self.n) or self.n < 0:
+            raise ShapeError(f"{self}: a prefix counts keys, so n is a whole number of at least 0")
 
     def tile(self, t: Tile) -> Tensor:
         return (t.k_at() < self.n)[None, None, None]
@@ -155,13 +172,16 @@ class Padding(Allow):
     def tile(self, t: Tile) -> Tensor:
         raise AssertionError("Padding is bound to the number of keys by `bind` before it is asked")
 
-    def check(self, B: int, H: int, Q: int, K: int) -> None:
-        if self.lengths.ndim != 1 or self.lengths.shape[0] != B:
-            raise ShapeError(f"Padding has lengths {tuple(self.lengths.shape)}; it needs one for each of {B} batch rows")
+    def check(self, call: Call) -> None:
+        _check_tensor(self.lengths, "Padding", "lengths", call)
+        if self.lengths.ndim != 1 or self.lengths.shape[0] != call.B:
+            raise ShapeError(f"Padding has lengths {tuple(self.lengths.shape)}; it needs one for each of {call.B} batch rows")
+        if self.lengths.dtype == torch.bool or self.lengths.is_floating_point() or self.lengths.is_complex():
+            raise ShapeError(f"Padding has lengths of {self.lengths.dtype}; they count keys, so they are whole numbers")
         if self.side not in ("right", "left"):
             raise ShapeError(f"Padding(side={self.side!r}): the side is 'right' or 'left'")
-        if self.lengths.numel() and (int(self.lengths.min()) < 0 or int(self.lengths.max()) > K):
-            raise ShapeError(f"Padding has lengths {self.lengths.tolist()}; they lie in 0..{K}, the number of keys")
+        if self.lengths.numel() and (int(self.lengths.min()) < 0 or int(self.lengths.max()) > call.K):
+            raise ShapeError(f"Padding has lengths {self.lengths.tolist()}; they lie in 0..{call.K}, the number of keys")
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +201,10 @@ class BoundPadding(Allow):
 
 @dataclass(frozen=True, eq=False)
 class Document(Allow):
-    """Only tokens of one document meet: `ids` (B, K) or (K) says whose each key is; queries are the keys' last ones."""
+    """Only tokens of one document meet: `ids` (B, K) or (K) says whose each key is.
+
+    A query belongs to the document of the key at its own position, so every query has to stand at one of the keys.
+    """
 
     ids: Int[Tensor, "*B K"]
 
@@ -190,11 +213,18 @@ class Document(Allow):
         q, k = ids[:, t.start + t.offset : t.stop + t.offset], ids[:, t.lo : t.hi]
         return (q.unsqueeze(-1) == k.unsqueeze(-2)).unsqueeze(1)
 
-    def check(self, B: int, H: int, Q: int, K: int) -> None:
+    def check(self, call: Call) -> None:
+        B, Q, K = call.B, call.Q, call.K
+        _check_tensor(self.ids, "Document", "ids", call)
         if self.ids.shape not in ((K,), (B, K), (1, K)):
             raise ShapeError(f"Document has ids {tuple(self.ids.shape)}; it needs (B, K) = ({B}, {K}) or ({K},)")
         if Q > K:
             raise ShapeError(f"Document: {Q} queries are not among {K} keys; give a boolean tensor for cross-attention")
+        if Q and not 0 <= call.offset <= K - Q:
+            raise ShapeError(
+                f"Document: queries at positions {call.offset}..{call.offset + Q - 1} are not among the {K} keys (0..{K - 1}), "
+                f"so they have no document; state.offset lies in 0..{K - Q} here, or is left out"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,8 +238,11 @@ class Mask(Allow):
         m = m if m.shape[-2] == 1 else m[..., t.start : t.stop, :]
         return m if m.shape[-1] == 1 else m[..., t.lo : t.hi]
 
-    def check(self, B: int, H: int, Q: int, K: int) -> None:
-        want = (B, H, Q, K)
+    def check(self, call: Call) -> None:
+        want = (call.B, call.H, call.Q, call.K)
+        _check_tensor(self.allowed, "Mask", "allowed", call)
+        if self.allowed.dtype != torch.bool:
+            raise ShapeError(f"the mask is {self.allowed.dtype}; it is a boolean tensor, True = may attend")
         if self.allowed.ndim != 4 or any(a not in (1, b) for a, b in zip(self.allowed.shape, want, strict=True)):
             raise ShapeError(f"the mask is {tuple(self.allowed.shape)}; it must broadcast to (B, H, Q, K) = {want}")
 
@@ -228,8 +261,8 @@ class Behind(Allow):
         rest = rest.expand(*rest.shape[:2], t.stop - t.start, t.hi - cut)
         return torch.cat([rest.new_ones(*rest.shape[:3], cut - t.lo), rest], dim=-1)
 
-    def check(self, B: int, H: int, Q: int, K: int) -> None:
-        self.a.check(B, H, Q, K - self.lead)
+    def check(self, call: Call) -> None:
+        self.a.check(replace(call, K=call.K - self.lead, offset=call.offset - self.lead))
 
 
 @dataclass(frozen=True)
@@ -254,9 +287,9 @@ class Both(Allow):
         a, b = self.a.span(first, last, keys).clip(keys), self.b.span(first, last, keys).clip(keys)
         return Span(max(a.lo, b.lo), min(a.hi, b.hi), max(a.sure_lo, b.sure_lo), min(a.sure_hi, b.sure_hi))
 
-    def check(self, B: int, H: int, Q: int, K: int) -> None:
-        self.a.check(B, H, Q, K)
-        self.b.check(B, H, Q, K)
+    def check(self, call: Call) -> None:
+        self.a.check(call)
+        self.b.check(call)
 
 
 @dataclass(frozen=True)
@@ -276,9 +309,9 @@ class Either(Allow):
         sure = max(spans, key=lambda s: s.sure_hi - s.sure_lo)
         return Span(min(s.lo for s in spans), max(s.hi for s in spans), sure.sure_lo, sure.sure_hi)
 
-    def check(self, B: int, H: int, Q: int, K: int) -> None:
-        self.a.check(B, H, Q, K)
-        self.b.check(B, H, Q, K)
+    def check(self, call: Call) -> None:
+        self.a.check(call)
+        self.b.check(call)
 
 
 @dataclass(frozen=True)
@@ -298,8 +331,19 @@ class Not(Allow):
             return Span(0, s.sure_lo, 0, s.lo)
         return Span(0, keys)
 
-    def check(self, B: int, H: int, Q: int, K: int) -> None:
-        self.a.check(B, H, Q, K)
+    def check(self, call: Call) -> None:
+        self.a.check(call)
+
+
+def _whole(n: object) -> bool:
+    return isinstance(n, Integral) and not isinstance(n, bool)
+
+
+def _check_tensor(x: object, rule: str, field: str, call: Call) -> None:
+    if not isinstance(x, Tensor):
+        raise ShapeError(f"{rule} has {field} {x!r}, a {type(x).__name__}; pass a tensor, as in {rule}(torch.tensor(...))")
+    if x.device != call.device:
+        raise ShapeError(f"{rule} has {field} on {x.device}, and q is on {call.device}; put them on one device")
 
 
 def rule(x: Allow | Tensor | None) -> Allow:

@@ -42,14 +42,16 @@ def is_causal(p: Problem) -> bool:
     return isinstance(p.allow, Causal) and p.q.shape[2] > 1
 
 
-def sdpa(p: Problem, low: Lowered) -> Tensor:
-    """torch's own call. One query meets every key, so its group's heads can stand as rows and no key is repeated."""
+def sdpa(p: Problem, low: Lowered) -> tuple[Tensor, Tensor]:
+    """torch's own call: the result, twice, since nothing is added to what the kernel gave. One query meets every key, so its group's heads can stand as rows and no key is repeated."""
     _, H, G, Q, _, D, E = p.sizes
-    v = F.pad(p.v, (0, D - E)) if E < D else p.v
+    # With any other layout torch falls back to a path that writes all Q × K scores.
+    q, k, v = adjacent(low.q), adjacent(low.k), adjacent(_padded(p.v, D))
     if Q == 1:
-        return one_row(low.q, low.k, v, low.scale)[..., :E]
-    out = F.scaled_dot_product_attention(low.q, low.k, v, is_causal=is_causal(p), scale=low.scale, enable_gqa=H != G)
-    return out[..., :E]
+        out = one_row(q, k, v, low.scale)[..., :E]
+        return out, out
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal(p), scale=low.scale, enable_gqa=H != G)[..., :E]
+    return out, out
 
 
 def one_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -58,6 +60,15 @@ def one_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     if H == G:
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
     return F.scaled_dot_product_attention(q.reshape(B, G, H // G, D), k, v, scale=scale).view(B, H, 1, -1)
+
+
+def adjacent(x: Tensor) -> Tensor:
+    """x itself, or a copy whose rows are adjacent numbers: the kernel never asks for the last stride, and reads as if it were 1.
+
+    A row stride below the width (expanded or overlapping rows) is copied too: BLAS does not promise to take it.
+    """
+    row, last = x.stride()[-2:]
+    return x if last == 1 and row >= x.shape[-1] else x.clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +179,7 @@ class Flash(torch.autograd.Function):
             qw[..., D] = 1
             kw[..., D] = bias.squeeze(-2) / ctx.scale
             bias = None
-        sums = [] if cover.whole() else [torch.zeros_like(x) for x in (qw, kw, vw)]
+        sums: list[Tensor] = []
         for t in cover.chunks():
             if t.hi == t.lo:
                 continue
@@ -177,17 +188,20 @@ class Flash(torch.autograd.Function):
             rows, keys = slice(t.start, t.stop), slice(t.lo, t.hi)
             g, m = gw[:, :, rows], lse[:, :, rows]
             if empty is not None:
-                g, m = g.masked_fill(empty.unsqueeze(-1), 0), m.masked_fill(empty, 0)
+                # exp(score − ∞) = 0 whatever the score; any finite number could overflow to ∞, and 0 · ∞ is NaN.
+                g, m = g.masked_fill(empty.unsqueeze(-1), 0), m.masked_fill(empty, float("inf"))
             a, b, c = _kernel_backward(
                 g, qw[:, :, rows], kw[:, :, keys], vw[:, :, keys], ow[:, :, rows], m, 0.0, _causal(cover),
                 attn_mask=_full(mask, q, t), scale=ctx.scale,
             )  # fmt: skip
-            if not sums:
+            if cover.whole() and t.hi - t.lo == K:
                 sums = [a, b, c]
                 break
+            # The first queries of a causal call may stand before most of the keys, which then are not in its only chunk either.
+            sums = sums or [torch.zeros_like(x) for x in (qw, kw, vw)]
             for x, part, piece in zip(sums, (rows, keys, keys), (a, b, c), strict=True):
                 x[:, :, part] += piece
-        dq, dk, dv = sums
+        dq, dk, dv = sums or [torch.zeros_like(x) for x in (qw, kw, vw)]
         d_bias = None
         if key_bias is not None and bias_grad:
             d_bias = dk[..., D] / ctx.scale
@@ -196,12 +210,16 @@ class Flash(torch.autograd.Function):
         return dq[..., :D], dk[..., :D], dv[..., :E], d_bias, None, None
 
 
-def flash(p: Problem, low: Lowered, temperature: float | Tensor) -> Tensor:
-    """Attention under any rule; slots are mixed in by their share of the whole, which the log-sum-exp tells."""
+def flash(p: Problem, low: Lowered, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Attention under any rule, and what the kernel gave before the slots were mixed in.
+
+    A slot has a share of the whole, which the log-sum-exp tells.
+    """
     table = p.spec.position.table(p.state)
     cover = Cover(p, None if table is None else table.detach(), 1.0 if isinstance(temperature, Tensor) else temperature)
     v = p.v if p.v.shape[1] == low.k.shape[1] else p.v.repeat_interleave(low.k.shape[1] // p.v.shape[1], dim=1)
-    out, lse = Flash.apply(low.q, low.k, v, low.key_bias, low.scale, cover)  # pyright: ignore
+    read, lse = Flash.apply(low.q, low.k, v, low.key_bias, low.scale, cover)  # pyright: ignore
+    out = read
     for slot in p.slots(low, temperature):
         met = lse > float("-inf")
         score = slot.score if low.row_bias is None else slot.score - low.row_bias()
@@ -212,12 +230,37 @@ def flash(p: Problem, low: Lowered, temperature: float | Tensor) -> Tensor:
             out = out + (1 - real) * slot.value.unsqueeze(-2)
         out = out * met.unsqueeze(-1)
         lse = torch.where(met, torch.logaddexp(safe, score), lse)
-    return out
+    return out, read
+
+
+def may_hide(read: Tensor, low: Lowered) -> bool:
+    """True when a row of zeros may stand for scores that are NaN or overflow: the kernel gives zeros where no score counts.
+
+    A first column without zeros rules it out, and so do inputs too small to overflow: the usual call pays one small pass.
+    """
+    read = read.detach()
+    first = read[..., 0]
+    if int(torch.count_nonzero(first)) == first.numel() or bool((read != 0).any(-1).all()):
+        return False
+    reach = _largest(low.q) * _largest(low.k) * low.q.shape[-1] * low.scale
+    reach += 0.0 if low.key_bias is None else _largest(low.key_bias)
+    # Sums are float32 for half precision too. NaN compares as False.
+    return not reach < torch.finfo(torch.promote_types(read.dtype, torch.float32)).max / 4
+
+
+def _largest(x: Tensor) -> float:
+    least, most = x.detach().aminmax()
+    return float(torch.maximum(-least, most))
 
 
 def _wide(x: Tensor, width: int, heads: int) -> Tensor:
     x = x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
-    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+    return adjacent(_padded(x, width))
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """At least `width` wide. F.pad keeps the order of x in memory, so the result need not be adjacent."""
+    return x if x.shape[-1] >= width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def _heads(bias: Tensor, heads: int) -> Tensor:

@@ -61,18 +61,21 @@ def run(p: Problem) -> tuple[Tensor, Tensor | None]:
     """The result, and what the next call of a selection that carries has to know."""
     p = settle(p)
     backend, _ = choose(p)
-    half = p.q.dtype in (torch.bfloat16, torch.float16) and backend != "sdpa"
-    full = p.upcast() if half else p
+    half = p.q.dtype in (torch.bfloat16, torch.float16)
+    full = p.upcast() if half and backend != "sdpa" else p
     carry: Tensor | None = None
     if 0 in p.q.shape[:3] or p.k.shape[2] == 0:
-        out = p.q.new_zeros(*p.q.shape[:3], tiled.out_width(p))
+        out = _nothing(p)
     elif backend == "tiled":
         out, carry = _tiled(full)
     else:
         temperature = _temperature(full)
         low = full.lower()
         low = low if isinstance(temperature, float) and temperature == 1.0 else low.divided(temperature)
-        out = fused.sdpa(full, low) if backend == "sdpa" else fused.flash(full, low, temperature)
+        out, read = fused.sdpa(full, low) if backend == "sdpa" else fused.flash(full, low, temperature)
+        if read.device.type == "cpu" and fused.may_hide(read, low):
+            # Tiles give NaN where all scores of a row are NaN or overflow; the kernel gives zeros, as if nothing were allowed.
+            out, _ = _tiled(p.upcast() if half else p)
     out = out.to(p.q.dtype)
     check_result(out, p)
     return out, carry
@@ -88,6 +91,17 @@ def settle(p: Problem) -> Problem:
     for _ in range(p.inner.steps - 1):
         state = run(replace(step, q=state, v=p.k, reads_keys=True))[0]
     return replace(step, q=state)
+
+
+def _nothing(p: Problem) -> Tensor:
+    """No rows or no keys: zeros, whose gradient is zero for everything that a call with rows and keys would have read."""
+    out = p.q.new_zeros(*p.q.shape[:3], tiled.out_width(p))
+    read = (*p.spec.geometry.needs, *p.inner.needs, *p.spec.position.needs)
+    state = [x for name, x in p.state.tensors() if name.split(".")[0] in read]
+    for x in (p.q, p.k, p.v, *state):
+        if isinstance(x, Tensor) and x.requires_grad:
+            out = out + x.flatten()[:0].sum().to(out.dtype)
+    return out
 
 
 def _temperature(p: Problem) -> float | Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,8 +15,8 @@ from ..geometry.base import Lowered, Slot, Turn, stay
 from ..position import Position
 from ..selection import Energy, Monotonic, Selection
 from ..selection.wrappers import Abstain, unwrap
-from ..state import State
-from .allow import Allow, bind, rule
+from ..state import Self, State
+from .allow import Allow, Call, bind, rule
 from .spec import Spec, make, parse
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -117,7 +118,7 @@ def pose(
 ) -> Problem:
     """Check a call and fill in what it leaves out."""
     chosen = _spec(spec, parts)
-    state = state or State()
+    state = State() if state is None else state
     if not isinstance(state, State):
         raise StateError(f"state is a {type(state).__name__}; pass regard.State(...)")
     selection, _, points = unwrap(chosen.selection)
@@ -133,10 +134,10 @@ def pose(
             f"energy moves the tokens that are both queries and keys; q is {tuple(q.shape)} and k is {tuple(k.shape)}: "
             "they need as many heads and as many tokens"
         )
-    ruled = rule(allow)
-    ruled.check(B, H, Q, K)
     _check_state(chosen, selection, state, q, v)
     offset = K - Q if state.offset is None else state.offset
+    ruled = rule(allow)
+    ruled.check(Call(B, H, Q, K, offset, q.device))
     return Problem(q, k, v, chosen, bind(ruled, K), state, offset)
 
 
@@ -175,7 +176,16 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _check_state(spec: Spec, selection: Selection, state: State, q: Tensor, v: Tensor) -> None:
     """What neither a geometry nor a selection can check, since it does not see q and v together."""
     geometry, (B, H) = spec.geometry, q.shape[:2]
-    if isinstance(geometry, SelfConditioned) and geometry.form == "self_token" and state.self is not None:
+    if state.offset is not None and (not isinstance(state.offset, int) or isinstance(state.offset, bool)):
+        raise StateError(f"state.offset is {state.offset!r}; it is the position of the first query, a whole number")
+    for name, x in state.tensors():
+        if not isinstance(x, Tensor):
+            raise StateError(f"state.{name} is a {type(x).__name__}; it must be a tensor")
+        if x.is_complex():
+            raise StateError(f"state.{name} is {x.dtype}; it must be real")
+        if x.device != q.device:
+            raise StateError(f"state.{name} is on {x.device}, and q is on {q.device}; put them on one device")
+    if isinstance(geometry, SelfConditioned) and geometry.form == "self_token" and isinstance(state.self, Self):
         W_v = state.self.weight("W_v", geometry.form)
         if W_v.ndim == 3 and W_v.shape[1] != v.shape[-1]:
             raise ShapeError(f"state.self weight 'W_v' is {tuple(W_v.shape)}; v has width E={v.shape[-1]}, so it is (G, E, S)")
@@ -185,6 +195,10 @@ def _check_state(spec: Spec, selection: Selection, state: State, q: Tensor, v: T
             raise ShapeError(
                 f"state.carry is {tuple(state.carry.shape)}; {selection} on q {tuple(q.shape)} carries {(*want, 'K')}: "
                 "pass the state that inspect returned for the tokens before, or none at the start"
+            )
+        if state.carry.shape[-1] > v.shape[2]:
+            raise ShapeError(
+                f"state.carry is {tuple(state.carry.shape)} and there are {v.shape[2]} keys; it is of another, longer text"
             )
 
 
@@ -213,4 +227,4 @@ def not_finite(p: Problem) -> NumericsError:
 def _finite(x: Tensor) -> bool:
     """A sum is one cheap pass; it can overflow where no value is infinite, and only then is each looked at."""
     x = x.detach()
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())

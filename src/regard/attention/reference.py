@@ -18,6 +18,7 @@ from ..state import State
 from .allow import Allow, Tile
 from .problem import Problem, pose
 from .spec import Spec, make
+from .tiled import widen
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def _plain(p: Problem) -> Plain:
         at=p.q_at,
         empty=empty,
         slots=filled.shape[-1] - K,
-        carry=p.state.carry,
+        carry=widen(p.state.carry, p),
         distance=geometry.distance(p.q.shape[-1]),
         params=p.parameters(),
     )

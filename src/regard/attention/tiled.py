@@ -57,11 +57,11 @@ class Job:
         p = self.problem
         _, _, _, Q, K, _, _ = p.sizes
         rows = rows_per_tile(p, None if self.pair is None else self.width)
-        reach = 0
+        reach = 0 if p.state.carry is None else p.state.carry.shape[-1]
         for start in range(0, Q, rows):
             stop = min(start + rows, Q)
             span = p.allow.span(start + p.offset, stop - 1 + p.offset, K).clip(K)
-            # A carry lives on all keys up to the furthest one met, so nothing may be cut off in front of it.
+            # A carry lives on all keys up to the furthest one met, here or in an earlier call, so none of these may be cut off.
             reach = max(reach, span.hi)
             lo, hi = (0, reach) if p.inner.carries else (span.lo, span.hi)
             yield Tile(start, stop, lo, hi, p.offset, p.q.device)
@@ -129,16 +129,21 @@ class Job:
         """
         p = self.problem
         span = p.allow.span(t.start + t.offset, t.stop - 1 + t.offset, p.k.shape[2]).clip(p.k.shape[2])
+        parts: list[Tensor] = []
         with torch.no_grad():
             for lo, hi in ((t.lo, span.lo), (max(span.hi, t.lo), t.hi)):
                 if hi > lo:
                     scores[..., lo - t.lo : hi - t.lo] = float("-inf")
             for lo, hi in span.open_parts():
                 allowed = p.allow.tile(replace(t, lo=lo, hi=hi))
+                parts.append(allowed)
                 scores[..., lo - t.lo : hi - t.lo].masked_fill_(~allowed, float("-inf"))
             if span.sure_hi > span.sure_lo:
                 return None
-            empty = scores.amax(-1) == float("-inf")
+            # Asked of the rule and not of the scores: a row whose scores overflow to −inf is not a row with nothing allowed.
+            empty = scores.new_ones(1, 1, t.stop - t.start, dtype=torch.bool)
+            for part in parts:
+                empty = empty & ~part.any(-1)
             if not bool(empty.any()):
                 return None
             scores.masked_fill_(empty.unsqueeze(-1), 0)

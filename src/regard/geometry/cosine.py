@@ -19,6 +19,10 @@ class Cosine(Geometry):
     name = "cosine"
     temperature: float | Learned = 0.1
 
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("temperature",) if self.temperature == "learned" else ()
+
     def __post_init__(self) -> None:
         self.check_positive("temperature")
 
@@ -51,10 +55,17 @@ class Cosine(Geometry):
         return self.temperature
 
 
+_SHORTEST = 1024
+"""Times the dtype's smallest normal number: the gradient 1/|x| of a shorter vector would overflow."""
+
+
 def unit(x: Tensor) -> Tensor:
-    """x/|x|, and 0 for 0. The tiny floor, instead of torch's 1e-12, keeps vectors as small as the dtype allows.
+    """x/|x|; 0, with a gradient of 0, for a vector that is 0 or shorter than the dtype can divide by.
 
     Dividing by the largest component first keeps |x|² from overflowing or vanishing.
     """
     largest = x.detach().abs().amax(-1, keepdim=True)
-    return F.normalize(x / largest.clamp_min(torch.finfo(x.dtype).tiny), dim=-1)
+    # A factor of 0 makes both the value and the gradient 0. Any other vector is at least 1 long after it, so that the floor
+    # of 0.5 is there for those of 0 alone.
+    factor = torch.where(largest < _SHORTEST * torch.finfo(x.dtype).tiny, 0, 1 / largest)
+    return F.normalize(x * factor, dim=-1, eps=0.5)

@@ -121,11 +121,11 @@ def _per_head(x: _Shape, H: int, D: int, S: int) -> bool:
 
 
 def _map(x: _Shape, H: int, D: int, S: int) -> bool:
-    return len(x) == 3 and H % x[0] == 0 and x[1:] == (D, S)
+    return len(x) == 3 and x[0] > 0 and H % x[0] == 0 and x[1:] == (D, S)
 
 
 def _value_map(x: _Shape, H: int, D: int, S: int) -> bool:
-    return len(x) == 3 and H % x[0] == 0 and x[2] == S
+    return len(x) == 3 and x[0] > 0 and H % x[0] == 0 and x[2] == S
 
 
 _SHAPES: dict[str, dict[str, Callable[[_Shape, int, int, int], bool]]] = {

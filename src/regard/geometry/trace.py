@@ -121,6 +121,10 @@ class Trace(Geometry):
             left, right = trace.left.to(q.dtype), None if trace.right is None else trace.right.to(q.dtype)
             if right is not None and right.shape != left.shape:
                 raise ShapeError(f"state.trace has left {tuple(left.shape)} and right {tuple(right.shape)}; make them equal")
+            if trace.signs is not None and tuple(trace.signs.shape) != (left.shape[-1],):
+                raise ShapeError(
+                    f"state.trace has signs {tuple(trace.signs.shape)}; with rank {left.shape[-1]} they are ({left.shape[-1]},)"
+                )
             return LowRank(left, right, None if trace.signs is None else trace.signs.to(q.dtype))
         return trace.to(q.dtype)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..attention.allow import Allow, Tile, Window, rule
+from ..attention.allow import Allow, Call, Tile, Window, rule
 from ..attention.inspect import Attended
 from ..attention.spec import Spec
 from ..errors import CombinationError, ShapeError
@@ -32,7 +32,8 @@ class SameCluster(Allow):
     def tile(self, t: Tile) -> Tensor:
         return self.queries[..., t.start : t.stop].unsqueeze(-1) == self.keys[..., t.lo : t.hi].unsqueeze(-2)
 
-    def check(self, B: int, H: int, Q: int, K: int) -> None:
+    def check(self, call: Call) -> None:
+        B, H, Q, K = call.B, call.H, call.Q, call.K
         if self.queries.shape != (B, H, Q) or self.keys.shape != (B, H, K):
             raise ShapeError(
                 f"clusters of {tuple(self.queries.shape)} queries and {tuple(self.keys.shape)} keys; "

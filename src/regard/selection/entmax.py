@@ -138,7 +138,7 @@ def entmax_sorted(scores: Tensor, alpha: float) -> Tensor:
     else:
         spread = finite.square().cumsum(-1) / rank - mean.square()
         tau = mean - ((1 / rank) - spread).clamp_min(0).sqrt()
-    size = (tau < finite).sum(-1, keepdim=True)
+    size = (tau < finite).sum(-1, keepdim=True).clamp_min(1)
     u = (x - tau.gather(-1, size - 1)).clamp_min(0)
     return u if alpha == 2.0 else u.square()
 
