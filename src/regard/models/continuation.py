@@ -43,9 +43,14 @@ class Continuation:
         if self._open and (garbage or not whole.endswith(PARTIAL)):
             self.stable, self._open = self.stable + self._open, ""
             # The tokens that were new are the context of the next: what is decoded again stays short.
-            self._ids = self._ids[self._read :]
+            fresh = self._ids[self._read :]
+            base = self._decode(fresh)
+            if garbage or not base.startswith(PARTIAL):
+                self._ids, self._base = fresh, base
+            else:
+                # They start inside a character that the prompt began: it stays with them.
+                self._base = whole
             self._read = len(self._ids)
-            self._base = self._decode(self._ids)
 
 
 def continued(decode: Callable[[list[int]], str], before: Sequence[int], ids: Sequence[int]) -> str:
