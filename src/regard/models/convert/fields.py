@@ -61,6 +61,12 @@ class Fields:
             raise self.refuse(key, f"known here: {', '.join(choices)}")
         return choices[value] if isinstance(choices, Mapping) else value
 
+    def text(self, key: str) -> str:
+        value = self._get(key, None)
+        if not isinstance(value, str):
+            raise self.refuse(key, "it must be text")
+        return value
+
     def ids(self, key: str) -> int | list[int] | None:
         """The number of a token, a list of them, or None; -1 means none to Hugging Face."""
         value = self.values.get(key)
