@@ -148,7 +148,9 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(value)) + value.encode()
 
 
-def gguf(tensors: list[tuple[str, tuple[int, ...], int]], pairs: bytes = b"", count: int = 0, body: int = (1 << 16) + 64) -> bytes:
+def gguf(
+    tensors: list[tuple[str, tuple[int, ...], int]], pairs: bytes = b"", count: int = 0, body: int = (1 << 16) + 64
+) -> bytes:
     """A file by hand: tensors of float32 at any offset, and metadata as it comes."""
     head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), count) + pairs
     for name, shape, offset in tensors:
