@@ -68,6 +68,12 @@ HOSTILE = r"""
 {% set big = "x" * 100000 %}{% macro m() %}{{ big }}{% endmacro %}{% for i in range(99999) %}{% set x = m() %}{% endfor %}
 {% for i in range(99999) %}{% for j in range(99) %}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}
 {{ [[1],[2]]|sum(start=[]) }}
+{% set ns = namespace(a=(1,), b=(2,)) %}{% for i in range(16) %}{% set ns.a = (ns.a, ns.a) %}{% set ns.b = (ns.b, ns.b) %}{% endfor %}{{ ns.a in ([ns.b] * 100000) }}
+{% set a = "x" * 99999 %}{% set b = a[1:] ~ "y" %}{{ b in ([a] * 99999) }}
+{% set a = "x" * 99999 %}{{ (range(99999) | map("default", "") | map("replace", "", a) | list) | length }}
+{% set a = "x" * 99999 %}{{ ([none] * 9999) | map("d", a, true) | sort | length }}
+{% set a = "x" * 9999 %}{{ range(9) | batch(4000, [a, a]) | list | sort | length }}
+{% set ns = namespace(a=["x"]) %}{% for i in range(40) %}{% set ns.a = [ns.a] + [ns.a] %}{% endfor %}{{ ns.a == ns.a }}
 {{ messages.append(1) }}
 {{ (1)|xmlattr }}
 {{ namespace.__init__.__globals__ }}
@@ -178,6 +184,10 @@ def test_a_long_conversation_fits_the_budget() -> None:
     text = render(CHATML, talk)
     assert len(text) > 10_000_000
     assert render(TOOLS, talk[:300]).count("word") >= 300 * 2000
+    gather = "{% set ns = namespace(m=[]) %}{% for m in messages %}{% set ns.m = ns.m + [m] %}{% endfor %}{{ ns.m | length }}"
+    assert render(gather, talk) == "1000"
+    nested = "{% for m in messages %}{{ (messages | selectattr('role', 'equalto', 'user') | list | length) }}{% endfor %}"
+    assert render(nested, talk[:400]) == "200" * 400
 
 
 def test_a_user_cannot_spend_the_budget_by_what_they_say() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
-from jinja2.runtime import Undefined
+from jinja2.runtime import Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -30,7 +30,8 @@ PER_INPUT = 64
 SECONDS = 5.0
 """Of the processor: a busy machine refuses nobody."""
 CALL, ELEMENT, DEEPEST = 64, 4, 32
-"""What a macro costs beside what it does, and an element of a list beside what it says; how deep statements nest: compiling takes more than their square."""
+"""What a macro costs beside what it does, and an element of a list beside what it says; how deep statements may nest, since
+compiling takes more than the square of it."""
 BITS = 4096
 """The longest whole number."""
 WIDEST = 4096
@@ -134,8 +135,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return found
 
     def made(self, value: Any) -> Any:
-        """A list, tuple or dict that the template writes; sharing costs as much as copying, so none grows beyond the budget."""
-        self.charge(self.cost(value, text=False))
+        """A list, tuple or dict that the template writes. Sharing costs as much as copying: no value is ever larger, all of its
+        shared parts counted, than what was paid, and so no comparison, search or sort of one takes long."""
+        self.charge(self.cost(value))
         return value
 
     def joined(self, *values: Any) -> str:
@@ -165,11 +167,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "*":
             for a, b in ((left, right), (right, left)):
                 if isinstance(a, Sized) and isinstance(b, int):
-                    self.charge(len(a) * max(b, 0) + 1)
+                    self.charge(self.cost(a) * max(b, 0) + 1)
             if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > BITS:
                 raise SecurityError(f"it makes a whole number of more than {BITS} bits")
         elif operator == "+":
-            self.charge(sum(len(x) for x in (left, right) if isinstance(x, Sized)) + 1)
+            lengths = [len(x) for x in (left, right) if isinstance(x, Sized)]
+            self.charge(sum(lengths) + 1)
+            if isinstance(left, list | tuple):
+                # The longer one has been paid for; a list that grows by one element costs that element.
+                self.charge(self.cost(left if len(lengths) > 1 and lengths[0] < lengths[1] else right))
         return super().call_binop(context, operator, left, right)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -200,7 +206,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 raise SecurityError(f"it calls {name!r} of a {type(owner).__name__}, whose cost is not known")
             args = self._pay_method(owner, name, args)
         else:
-            self.charge(self.cost((args, kwargs), text=name == "raise_exception"))
+            # A macro only hands on what it is given.
+            self.charge(self.cost((args, kwargs), text=not isinstance(function, Macro)))
         return super().call(context, function, *args, **kwargs)
 
     def _pay_method(self, owner: Any, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -244,7 +251,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if name in SHALLOW:
             value = value if isinstance(value, Undefined) else self.listed(value)
             if name in ("batch", "slice"):
-                self._columns(args[0] if args else next(iter(kwargs.values()), 0))
+                given = (*args, *kwargs.values())
+                pieces = self._columns(next((x for x in given if isinstance(x, int)), 0))
+                self.charge(self.cost(given) * (pieces + 1))
             if name == "sum" and not all(isinstance(x, int | float | str) for x in (*args, *kwargs.values())):
                 raise SecurityError("it sums what are no numbers")
             return value
@@ -338,7 +347,9 @@ def _paid_filter(sandbox: Sandbox, name: str, inner: Callable[..., Any]) -> Call
     @wraps(inner)
     def paid(*args: Any, **kwargs: Any) -> Any:
         value = sandbox.pay_filter(name, args[before], args[before + 1 :], kwargs)
-        return inner(*args[:before], value, *args[before + 1 :], **kwargs)
+        found = inner(*args[:before], value, *args[before + 1 :], **kwargs)
+        # What is made for each element may be larger than the element.
+        return sandbox.made(list(found)) if name == "map" else found
 
     return paid
 
@@ -346,7 +357,7 @@ def _paid_filter(sandbox: Sandbox, name: str, inner: Callable[..., Any]) -> Call
 def _paid_test(sandbox: Sandbox, inner: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(inner)
     def paid(*args: Any) -> Any:
-        sandbox.charge(sandbox.cost(args, text=False))
+        sandbox.charge(1)
         return inner(*args)
 
     return paid
