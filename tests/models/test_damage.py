@@ -5,18 +5,20 @@ REGARD_FUZZ=20000 runs as many damages instead of a few for each file.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from corpus import TALK, Damage, files, write_checkpoints
+from corpus import TALK, Damage, files, sentencepiece, write_checkpoints, write_tokenizer
+from tokenizers import Tokenizer as Inner
 
 from regard import CheckpointError
 from regard.models.convert import load
 from regard.models.tokenizer import load_tokenizer
 
-EACH = 6
+EACH = 4
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +77,16 @@ def test_undamaged_checkpoints_are_read(checkpoints: Path) -> None:
         assert read(path) in ([], ["tokenizer"])
     with torch.no_grad():
         assert load(checkpoints / "routing")(torch.tensor([[1, 2]])).logits.shape == (1, 2, 40)
+
+
+def test_a_panic_of_the_tokenizers_library_is_our_error(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, sentencepiece())
+    path = tmp_path / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["post_processor"]["special_tokens"] = {}
+    path.write_text(json.dumps(values))
+    with pytest.raises(BaseException, match="no entry found for key") as raw:
+        Inner.from_file(str(path)).encode("once", add_special_tokens=True)
+    assert not isinstance(raw.value, Exception), "the library raises an Exception now: find another panic"
+    with pytest.raises(CheckpointError, match="PanicException"):
+        load_tokenizer(tmp_path).encode("once", framed=True)
