@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exports import SMALL, interleaved, write_bin, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -23,8 +24,6 @@ from regard.models.convert.gguf import GGUF
 from regard.models.convert.layout import Place
 from regard.nn import Attention
 from regard.position import Rope
-
-SMALL = LlamaConfig(vocabulary=31, width=16, depth=2, heads=4, key_heads=2, hidden=23, context=12)
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def test_a_tensor_too_few_too_many_or_misshapen_is_named(change: Any, says: str,
     [
         ({"hidden_size": -16}, "hidden_size is -16"),
         ({"vocab_size": 10**18}, "vocab_size is 1000000000000000000"),
-        ({"num_hidden_layers": 10**8}, "100000000 layers"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers is 100000000"),
         ({"hidden_size": "16"}, "hidden_size is '16'"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_act": "tanh"}, "hidden_act is 'tanh'"),
@@ -126,7 +125,7 @@ def test_an_index_cannot_point_outside_its_folder(file: object, folder: Path) ->
     names = list(load_file(folder / "model.safetensors"))
     (folder / "model.safetensors").rename(folder / "x.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, file)}))
-    with pytest.raises(CheckpointError, match=r"no safetensors file of this folder|not a whole safetensors"):
+    with pytest.raises(CheckpointError, match=r"no safetensors file of this folder|is not there"):
         load(folder)
 
 
@@ -197,49 +196,6 @@ def test_a_file_of_another_family_is_refused_by_class(tmp_path: Path) -> None:
 # GGUF
 
 
-def interleaved(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp's order of the rows of q and k."""
-    return x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def write_gguf(path: Path, kind: str = "llama", divisors: np.ndarray | None = None, **metadata: int) -> Llama:
-    """A tiny model in the layout that llama.cpp's converter writes."""
-    import gguf
-
-    bias = "qkv" if kind == "qwen2" else False
-    model = LlamaConfig(**{**vars(SMALL), "width": 32, "hidden": 64, "tied": False, "attention_bias": bias}).build()
-    c, writer = model.config, gguf.GGUFWriter(path, kind)
-    writer.add_block_count(c.depth)
-    writer.add_embedding_length(c.width)
-    writer.add_head_count(c.heads)
-    writer.add_head_count_kv(c.key_heads)
-    writer.add_feed_forward_length(c.hidden)
-    writer.add_layer_norm_rms_eps(c.eps)
-    writer.add_context_length(c.context)
-    for name, value in metadata.items():
-        writer.add_uint32(f"{kind}.{name}", value)
-    names = {"attention.q": "attn_q", "attention.k": "attn_k", "attention.v": "attn_v", "attention.out": "attn_output",
-             "ffn.gate": "ffn_gate", "ffn.up": "ffn_up", "ffn.down": "ffn_down", "norm_1": "attn_norm", "norm_2": "ffn_norm"}  # fmt: skip
-    for name, p in model.named_parameters():
-        module, _, leaf = name.rpartition(".")
-        x = p.detach()
-        if module.startswith("blocks."):
-            _, layer, part = module.split(".", 2)
-            heads = {"attention.q": c.heads, "attention.k": c.key_heads}.get(part)
-            x = interleaved(x, heads) if heads and kind == "llama" else x
-            theirs = f"blk.{layer}.{names[part]}.{leaf}"
-        else:
-            theirs = {"embed": "token_embd", "norm": "output_norm", "head": "output"}[module] + f".{leaf}"
-        writer.add_tensor(theirs, x.numpy())
-    if divisors is not None:
-        writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return model
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_a_gguf_file_comes_back_as_the_model_it_was_made_of(kind: str, tmp_path: Path) -> None:
     model, x = write_gguf(tmp_path / "m.gguf", kind), tokens(2, 7) % 31
@@ -306,40 +262,6 @@ def test_absurd_counts_in_a_gguf_header_are_refused_at_once(at: int, gguf_bytes:
 # llama2.c
 
 
-def write_bin(path: Path, versioned: bool, tied: bool) -> Llama:
-    model = LlamaConfig(**{**vars(SMALL), "tied": tied}).build()
-    c = model.config
-    numbers = [
-        c.width,
-        c.hidden,
-        c.depth,
-        c.heads,
-        c.key_heads,
-        c.vocabulary if tied or versioned else -c.vocabulary,
-        c.context,
-    ]
-    blocks = list(model.blocks)
-
-    def attention(name: str) -> list[torch.Tensor]:
-        heads = {"q": c.heads, "k": c.key_heads}.get(name)
-        found = [getattr(b.attention, name).weight for b in blocks]
-        return [interleaved(x, heads) if heads else x for x in found]
-
-    norms_1, norms_2 = [b.norm_1.weight for b in blocks], [b.norm_2.weight for b in blocks]
-    qkvo = [x for name in ("q", "k", "v", "out") for x in attention(name)]
-    ffn = [getattr(b.ffn, name).weight for name in ("gate", "down", "up") for b in blocks]
-    last = [] if tied else [model.head.weight]
-    if versioned:
-        header = (b"24ka" + struct.pack("<i7iB", 1, *numbers, tied)).ljust(256, b"\0")
-        order = [*norms_1, *norms_2, model.norm.weight, model.embed.weight, *qkvo, *ffn, *last]
-    else:
-        header = struct.pack("<7i", *numbers)
-        angles = torch.zeros(c.context, c.width // c.heads)
-        order = [model.embed.weight, *norms_1, *qkvo, *norms_2, *ffn, model.norm.weight, angles, *last]
-    path.write_bytes(header + b"".join(x.detach().contiguous().numpy().astype("<f4").tobytes() for x in order))
-    return model
-
-
 @pytest.mark.parametrize("versioned", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_llama2c_export_comes_back(versioned: bool, tied: bool, tmp_path: Path) -> None:
@@ -361,7 +283,7 @@ def test_a_cut_llama2c_export_is_refused(versioned: bool, keep: int, tmp_path: P
     ("header", "says"),
     [
         (struct.pack("<7i", -5, 1, 1, 1, 1, 1, 1), "dim is -5"),
-        (struct.pack("<7i", 1 << 30, 1 << 30, 1 << 15, 2, 2, 1 << 30, 8), "its header asks for"),
+        (struct.pack("<7i", 1 << 30, 1 << 30, 1 << 12, 2, 2, 1 << 30, 8), "its header asks for"),
         (b"24ka" + struct.pack("<i", 2) + b"\0" * 248, "version 2"),
         (np.random.default_rng(0).bytes(256), "read as llama2.c"),
     ],

@@ -57,6 +57,7 @@ DECODERS: dict[str, Callable[[], hf.PreTrainedModel]] = {
     ),
     "mistral": mistral,
     "qwen2": qwen2,
+    "qwen2, wide heads": lambda: qwen2(head_dim=10),
     "qwen2, windowed": lambda: qwen2(use_sliding_window=True, max_window_layers=0, sliding_window=5),
     "gpt2": gpt2,
     "gpt2, untied": lambda: gpt2(tie_word_embeddings=False, n_inner=50, activation_function="gelu"),

@@ -17,6 +17,7 @@ from ..errors import ShapeError
 from ..nn import Attention, Cache
 from ..state import State
 from .blocks import Seat
+from .kept import Kept
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Model(nn.Module, ABC):
 
     family: ClassVar[str]
     config: Any
+    kept: Kept = Kept()
+    """What came with its checkpoint and goes out with it: eos, bos and pad ids, generation_config.json."""
 
     @abstractmethod
     def forward(
@@ -84,7 +87,7 @@ class Model(nn.Module, ABC):
         return model
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write `config.json` and `model.safetensors` in Hugging Face's layout of this family."""
+        """Write `config.json`, `model.safetensors` and, where it came with one, `generation_config.json`, as Hugging Face does."""
         from .convert import save
 
         save(self, folder)

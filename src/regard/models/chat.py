@@ -1,34 +1,38 @@
 """Chat templates: messages to the one text that a model was trained to continue.
 
-A template comes with a checkpoint, so it is a stranger's program: it runs in Jinja's immutable sandbox, never in plain Jinja.
+A template comes with a checkpoint, so it is a stranger's program: it runs in a sandbox with a budget, never in plain Jinja.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from ..errors import CheckpointError
 
+LONGEST = 1 << 16
+"""The most characters of a template; the longest that checkpoints come with have some twenty thousand."""
+
 
 def render(template: str, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
     """The text of a conversation; `values` are what templates ask for beside it, such as bos_token."""
     from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _to_json
-    helpers: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": _now}
-    environment.globals.update(helpers)
+    from .sandbox import Sandbox
+
+    if len(template) > LONGEST:
+        raise CheckpointError(f"the chat template has {len(template):,} characters; {LONGEST:,} are read")
+    given = {**values, "messages": [dict(m) for m in messages]}
     try:
-        return environment.from_string(template).render(messages=[dict(m) for m in messages], **values)
+        environment = Sandbox(given, {"raise_exception": _refuse, "strftime_now": _now})
+        return "".join(environment.from_string(template).generate(given))
     except CheckpointError:
         raise
-    except (TemplateError, TypeError, ValueError, KeyError, OverflowError, RecursionError, MemoryError) as error:
+    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"the chat template cannot write these messages: {error}") from error
+    except (RecursionError, MemoryError, SyntaxError) as error:
+        raise CheckpointError(f"the chat template nests too deep: {type(error).__name__}") from error
 
 
 def _refuse(message: object) -> None:
@@ -36,9 +40,4 @@ def _refuse(message: object) -> None:
 
 
 def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    # Jinja's own filter escapes HTML, which no model was trained on.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return datetime.now().strftime(f"{form:.200}")

@@ -27,7 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
-from ..files import home
+from ..files import DRAFT, home, sweep
 
 if TYPE_CHECKING:
     from .base import Model
@@ -106,8 +106,10 @@ def get(name: str, progress: Progress = lambda what, share: None) -> Path:
 
 def found() -> list[str]:
     """The names of the models that are here."""
+    from .convert.fields import read_json
+
     records = sorted((home() / "models").glob("*/regard.json"))
-    return [json.loads(r.read_text(encoding="utf-8"))["name"] for r in records if not r.parent.name.startswith(".")]
+    return [read_json(r).text("name") for r in records if not r.parent.name.startswith(".")]
 
 
 def size(folder: Path) -> int:
@@ -167,7 +169,9 @@ def open_model(source: str | Path, progress: Progress = lambda what, share: None
 def _arriving(folder: Path) -> Generator[Path]:
     """A temporary folder beside the real one, which takes its name when everything is in it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
+    # Runs that were killed have left theirs, each as large as a model.
+    sweep(folder.parent)
+    part = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{os.getpid()}-", dir=folder.parent))
     try:
         yield part
         part.chmod(0o755)

@@ -13,14 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..files import read_plain, write_bytes
 
 BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
-LONGEST = 1 << 16
+LONGEST, MOST_BYTES = 1 << 16, 16 << 20
+BOS, EOS = 1, 2
+"""SentencePiece's own ids. llama2.c's stories follow each other with a BOS between them, so that BOS ends one too."""
 
 
 class Pieces:
     def __init__(self, pieces: Sequence[bytes], scores: Sequence[float], special: Sequence[int] = (0, 1, 2)) -> None:
         self.pieces, self.scores = list(pieces), list(scores)
+        if len(self.scores) != len(self.pieces):
+            raise CheckpointError(f"{len(self.pieces)} pieces and {len(self.scores)} scores; each piece has one")
         self.special = frozenset(special)
         self._ids = {p: i for i, p in reversed(list(enumerate(self.pieces))) if i not in self.special}
         self._bytes = {int(m.group(1), 16): i for i, p in enumerate(self.pieces) if (m := BYTE.fullmatch(p))}
@@ -35,7 +40,9 @@ class Pieces:
         return self._merged(ids)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        parts = [self._of_byte.get(i, self.pieces[i]) for i in ids if special or i not in self.special]
+        # A model's vocabulary may be wider than its tokenizer's; `tokenizers` says nothing for such ids either.
+        known = (i for i in ids if 0 <= i < len(self.pieces) and (special or i not in self.special))
+        parts = [self._of_byte.get(i, self.pieces[i]) for i in known]
         text = b"".join(parts).decode("utf-8", errors="replace")
         return text.removeprefix(" ")
 
@@ -70,9 +77,9 @@ class Pieces:
         return [ids[i] for i in range(len(ids)) if alive[i]]
 
 
-def read_tokenizer_bin(path: Path) -> Pieces:
+def read_tokenizer_bin(path: Path, special: Sequence[int] = (0, BOS, EOS)) -> Pieces:
     """llama2.c's tokenizer.bin: the longest piece, then a score, a length and bytes for each."""
-    data = path.read_bytes()
+    data = read_plain(path, MOST_BYTES, follow=True)
     at, pieces, scores = 4, list[bytes](), list[float]()
     while at < len(data):
         if at + 8 > len(data):
@@ -88,7 +95,7 @@ def read_tokenizer_bin(path: Path) -> Pieces:
         at += length
     if len(pieces) < 3:
         raise CheckpointError(f"{path.name} holds {len(pieces)} pieces; it is no llama2.c tokenizer")
-    return Pieces(pieces, scores)
+    return Pieces(pieces, scores, special)
 
 
 def write_tokenizer_bin(pieces: Pieces, path: Path) -> None:
@@ -96,4 +103,4 @@ def write_tokenizer_bin(pieces: Pieces, path: Path) -> None:
     parts = [struct.pack("<i", longest)]
     for piece, score in zip(pieces.pieces, pieces.scores, strict=True):
         parts.append(struct.pack("<fi", score, len(piece)) + piece)
-    path.write_bytes(b"".join(parts))
+    write_bytes(path, b"".join(parts))

@@ -49,6 +49,11 @@ class RoutingConfig:
     tied: bool = True
     attention: str | tuple[str, ...] = "dot | softmax"
 
+    @property
+    def parts(self) -> int:
+        """Feed-forward layers of all blocks, which a file must hold tensors for."""
+        return self.depth * self.experts
+
     def build(self) -> Routing:
         return Routing(self)
 

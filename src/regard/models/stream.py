@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from .continuation import PARTIAL, Continuation
 from .sampling import Sampling
 
 Ending = Literal["stop", "length", "interrupted"]
@@ -51,6 +52,8 @@ class Stream:
         self.top: list[list[tuple[int, float]]] = []
         self.ending: Ending | None = None
         self.stop_ids = {*sampling.stop_ids, *(() if tokenizer is None else tokenizer.eos_ids)}
+        # A continuation keeps the space between itself and the prompt, so it is read after it.
+        self.written = None if tokenizer is None else Continuation(tokenizer.decode, prompt)
         self.ready, self.told = "", 0
 
     def push(self, token: int, logits: Tensor, last: bool) -> None:
@@ -88,10 +91,13 @@ class Stream:
 
     def _read(self) -> None:
         """Decode what is new, and look for a stop text in it."""
-        if self.tokenizer is None:
+        if self.written is None:
             return
-        self.ready = self.tokenizer.decode(self.tokens)
-        found = [at for at in (self.ready.find(x) for x in self.sampling.stop) if at >= 0]
+        # A stop text that was not there before ends in what is new.
+        start = max(0, len(self.written.stable) - max(map(len, self.sampling.stop), default=1) + 1)
+        self.written.push(self.tokens[-1])
+        self.ready = self.written.text
+        found = [at for at in (self.ready.find(x, start) for x in self.sampling.stop) if at >= 0]
         if found:
             self.ready = self.ready[: min(found)]
             self.ending = "stop"
@@ -100,8 +106,8 @@ class Stream:
         """Text that no later token can change."""
         end = len(self.ready)
         if not self.ending:
-            if self.ready.endswith("\ufffd"):
-                end = len(self.ready.rstrip("\ufffd"))
+            if self.written is not None:
+                end = max(len(self.written.stable), len(self.ready.rstrip(PARTIAL)))
             for stop in self.sampling.stop:
                 for n in range(min(len(stop) - 1, end), 0, -1):
                     if self.ready.endswith(stop[:n], 0, end):

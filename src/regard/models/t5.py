@@ -46,6 +46,11 @@ class T5Config:
     attention: str | tuple[str, ...] = "dot(scale=1) | softmax"
     """One for all, or one for each layer of either stack."""
 
+    @property
+    def parts(self) -> int:
+        """Blocks of both stacks, which a file must hold tensors for."""
+        return self.depth + (self.decoder_depth or self.depth)
+
     def build(self) -> T5:
         return T5(self)
 

@@ -12,10 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import CheckpointError
-from .chat import render
-from .pieces import Pieces, read_tokenizer_bin, write_tokenizer_bin
+from ..errors import CheckpointError, ShapeError
+from ..files import read_plain, write_text
+from .chat import LONGEST, render
+from .continuation import continued
+from .convert.damage import reading
+from .convert.fields import Fields, read_json
+from .kept import as_ids
+from .pieces import BOS, EOS, Pieces, read_tokenizer_bin, write_tokenizer_bin
 
+JSON_BYTES = 256 << 20
+CONFIG, GENERATION, OWN = "tokenizer_config.json", "generation_config.json", "regard"
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in a GGUF file that are never split: they are written out in full, or not at all."""
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -61,9 +68,14 @@ class Tokenizer:
         ids = self.coder.encode(text)
         return ids if start and ids[:1] == start else [*start, *ids]
 
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text; special tokens are left out unless asked for."""
-        return self.coder.decode([int(i) for i in ids], special=special)
+    def decode(self, ids: Sequence[int], *, special: bool = False, after: Sequence[int] = ()) -> str:
+        """The text; special tokens are left out unless asked for. `after` are the ids before it, such as a prompt's: the
+        first word of a continuation keeps the space that it has there."""
+
+        def decode(given: list[int]) -> str:
+            return self.coder.decode(given, special=special)
+
+        return continued(decode, [int(i) for i in after], [int(i) for i in ids])
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **values: Any) -> str:
         """The conversation as the model was trained to see it, open for the model's turn."""
@@ -84,24 +96,40 @@ class Tokenizer:
         return len(coder.pieces) if isinstance(coder, Pieces) else coder.size if isinstance(coder, Subwords) else 0
 
     def save(self, folder: str | Path) -> None:
-        """Beside a model: tokenizer.json and tokenizer_config.json for Hugging Face, or llama2.c's tokenizer.bin."""
+        """Beside a model: tokenizer.json and tokenizer_config.json for Hugging Face, or llama2.c's tokenizer.bin.
+
+        Ids that end a turn beside eos go to generation_config.json, where Hugging Face looks for them.
+        """
         folder = Path(folder)
+        s = self.special
+        values: dict[str, Any] = {} if self.template is None else {"chat_template": self.template}
         if isinstance(self.coder, Pieces):
             write_tokenizer_bin(self.coder, folder / "tokenizer.bin")
-            return
-        if not isinstance(self.coder, Subwords):
+            # The file has no room for which ids are which.
+            values[OWN] = {**vars(s), "stops": list(s.stops), "special": sorted(self.coder.special)}
+        elif isinstance(self.coder, Subwords):
+            write_text(folder / "tokenizer.json", self.coder.inner.to_str())
+            names = {"bos_token": s.bos, "eos_token": s.eos, "pad_token": s.pad, "unk_token": s.unknown}
+            known = {n: self._text(i) for n, i in names.items() if i is not None}
+            values = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": s.add_bos, **known, **values}
+        else:
             raise CheckpointError(f"a {type(self.coder).__name__} has no file format of its own")
-        (folder / "tokenizer.json").write_text(self.coder.inner.to_str(), encoding="utf-8")
-        s = self.special
-        names = {"bos_token": s.bos, "eos_token": s.eos, "pad_token": s.pad, "unk_token": s.unknown}
-        known = {n: self._text(i) for n, i in names.items() if i is not None}
-        values = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": s.add_bos, **known}
-        if self.template is not None:
-            values["chat_template"] = self.template
-        (folder / "tokenizer_config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_text(folder / CONFIG, json.dumps(values, indent=2) + "\n")
+        if s.stops:
+            _add_stops(folder / GENERATION, self.eos_ids)
 
     def _text(self, i: int | None) -> str:
-        return "" if i is None else self.coder.decode([i], special=True)
+        if i is None:
+            return ""
+        return self.coder.text_of(i) if isinstance(self.coder, Subwords) else self.coder.decode([i], special=True)
+
+
+def _add_stops(path: Path, ends: tuple[int, ...]) -> None:
+    values = dict(read_json(path).values) if path.exists() else {}
+    known = as_ids(values.get("eos_token_id"))
+    if not set(ends) <= set(known):
+        values["eos_token_id"] = list(dict.fromkeys((*known, *ends)))
+        write_text(path, json.dumps(values, indent=2) + "\n")
 
 
 class Subwords:
@@ -112,32 +140,78 @@ class Subwords:
         self.size: int = inner.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        return self.inner.encode(text, add_special_tokens=False).ids
+        return self._encoded(text, False)
 
     def framed(self, text: str) -> list[int]:
-        return self.inner.encode(text, add_special_tokens=True).ids
+        return self._encoded(text, True)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        return self.inner.decode(list(ids), skip_special_tokens=not special)
+        bad = [i for i in ids if not 0 <= i < 1 << 32]
+        if bad:
+            raise ShapeError(f"{bad[0]} is no token; this tokenizer knows 0..{self.size - 1}")
+        with reading("the tokenizer"):
+            return self.inner.decode(list(ids), skip_special_tokens=not special)
+
+    def text_of(self, i: int) -> str:
+        """How a token is written in the vocabulary; a decoder could take its spaces away."""
+        return self.inner.id_to_token(i) or ""
+
+    def id_of(self, text: object) -> int | None:
+        """The token that is written like this, or None; half of a surrogate pair is no text."""
+        plain = isinstance(text, str) and text.encode("utf-8", errors="replace").decode("utf-8") == text
+        return self.inner.token_to_id(text) if plain else None
+
+    def _encoded(self, text: str, framed: bool) -> list[int]:
+        # What JSON and terminals give for broken text, halves of surrogate pairs, is no UTF-8.
+        plain = text.encode("utf-8", errors="replace").decode("utf-8")
+        with reading("the tokenizer"):
+            return self.inner.encode(plain, add_special_tokens=framed).ids
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
     """From a `.gguf`, a Hugging Face folder or its tokenizer.json, a llama2.c tokenizer.bin, or a folder that has one."""
     path = Path(source)
-    if path.suffix == ".gguf":
-        from .convert.gguf import GGUF
+    with reading(f"{path.name:.80}"):
+        if path.suffix == ".gguf":
+            from .convert.gguf import GGUF
 
-        return from_gguf(GGUF(path).metadata, path.name)
-    if path.name == "tokenizer.json":
-        path = path.parent
-    if path.is_dir() and (path / "tokenizer.json").is_file():
-        return from_folder(path)
-    # A llama2.c model is a file, and its tokenizer stands beside it.
-    binary = path / "tokenizer.bin" if path.suffix != ".bin" or path.is_dir() else path
-    binary = binary if binary.name.startswith("tok") else path.parent / "tokenizer.bin"
-    if binary.is_file():
-        return Tokenizer(read_tokenizer_bin(binary), Specials(bos=1, eos=2, unknown=0, add_bos=True))
+            return from_gguf(GGUF(path).metadata, path.name)
+        if path.name == "tokenizer.json":
+            path = path.parent
+        if (path / "tokenizer.json").exists():
+            return from_folder(path)
+        # A llama2.c model is a file, and its tokenizer stands beside it.
+        binary = path / "tokenizer.bin" if path.suffix != ".bin" or path.is_dir() else path
+        binary = binary if binary.name.startswith("tok") else path.parent / "tokenizer.bin"
+        if binary.exists():
+            return from_bin(binary)
     raise CheckpointError(f"{path.name}: it has no tokenizer.json and no tokenizer.bin")
+
+
+def from_bin(path: Path) -> Tokenizer:
+    """llama2.c's own, or pieces that `Tokenizer.save` wrote, with their ids in tokenizer_config.json."""
+    config = path.parent / CONFIG
+    values = read_json(config) if config.exists() else Fields({}, path.name)
+    own = values.part(OWN)
+    if own is None:
+        return Tokenizer(read_tokenizer_bin(path), Specials(bos=BOS, eos=EOS, unknown=0, add_bos=True, stops=(BOS,)))
+    coder = read_tokenizer_bin(path, as_ids(own.ids("special")))
+    found = {name: own.ids(name) for name in ("bos", "eos", "pad", "unknown")}
+    for name, i in found.items():
+        if isinstance(i, list) or not -1 < (0 if i is None else i) < len(coder.pieces):
+            raise own.refuse(name, f"it must be the number of one of {len(coder.pieces)} tokens")
+    one = {name: i for name, i in found.items() if not isinstance(i, list)}
+    specials = Specials(**one, add_bos=own.flag("add_bos", True), stops=as_ids(own.ids("stops")))
+    return Tokenizer(coder, specials, _template(values, path.parent))
+
+
+def _template(values: Fields, folder: Path) -> str | None:
+    """A chat template in a file of its own goes before one in tokenizer_config.json."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return read_plain(file, LONGEST, follow=True).decode("utf-8")
+    given = values.values.get("chat_template")
+    return given if isinstance(given, str) else None
 
 
 def from_gguf(metadata: Mapping[str, Any], origin: str) -> Tokenizer:
@@ -147,8 +221,17 @@ def from_gguf(metadata: Mapping[str, Any], origin: str) -> Tokenizer:
             raise CheckpointError(f"{origin}: tokenizer.ggml.{name} is {value!r:.60}; it must be a {kind.__name__}")
         return value
 
-    tokens: list[str] = get("tokens", list, [])
-    kinds: list[int] = get("token_type", list, [1] * len(tokens))
+    def many(name: str, kind: type, default: Any) -> Any:
+        values = get(name, list, default)
+        # An array has one type, so its first value speaks for all.
+        if values and not isinstance(values[0], kind):
+            raise CheckpointError(
+                f"{origin}: tokenizer.ggml.{name} starts with {values[0]!r:.60}; it holds {kind.__name__} values"
+            )
+        return values
+
+    tokens: list[str] = many("tokens", str, [])
+    kinds: list[int] = many("token_type", int, [1] * len(tokens))
     if not tokens or len(kinds) != len(tokens):
         raise CheckpointError(f"{origin} has {len(tokens)} tokens and {len(kinds)} token types; it carries no whole tokenizer")
     ids = {n: get(f"{n}_token_id", int) for n in ("bos", "eos", "padding", "unknown", "eot")}
@@ -157,14 +240,14 @@ def from_gguf(metadata: Mapping[str, Any], origin: str) -> Tokenizer:
             raise CheckpointError(f"{origin}: {name}_token_id is {i}, and there are {len(tokens)} tokens")
     model = get("model", str)
     if model == "gpt2":
-        coder: Coder = Subwords(_byte_pairs(tokens, kinds, get("merges", list, []), get("pre", str, "gpt-2"), origin))
+        coder: Coder = Subwords(_byte_pairs(tokens, kinds, many("merges", str, []), get("pre", str, "gpt-2"), origin))
     elif model == "llama":
-        scores: list[float] = get("scores", list, [0.0] * len(tokens))
+        scores: list[float] = many("scores", float, [0.0] * len(tokens))
         special = [i for i, kind in enumerate(kinds) if kind in (2, CONTROL)]
         coder = Pieces([t.replace("▁", " ").encode("utf-8") for t in tokens], scores, special)
     else:
         raise CheckpointError(f"{origin}: tokenizer.ggml.model is {model!r}; gpt2 (byte pairs) and llama (pieces) are read")
-    stops = tuple(i for i in (ids["eot"],) if i is not None)
+    stops = tuple(i for i in (ids["eot"],) if i is not None and i != ids["eos"])
     add_bos = get("add_bos_token", bool, model == "llama")
     specials = Specials(ids["bos"], ids["eos"], ids["padding"], ids["unknown"], add_bos, stops)
     template = metadata.get("tokenizer.chat_template")
@@ -188,10 +271,8 @@ def _byte_pairs(tokens: list[str], kinds: list[int], merges: list[str], pre: str
     if pre not in cuts:
         raise CheckpointError(f"{origin}: tokenizer.ggml.pre is {pre!r}; known here: {', '.join(cuts)}")
     pairs = [tuple(m.split(" ", 1)) for m in merges]
-    try:
+    with reading(f"{origin}: its merges do not fit its tokens; it"):
         inner = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=pairs))  # type: ignore[arg-type]
-    except Exception as error:
-        raise CheckpointError(f"{origin}: its merges do not fit its tokens: {error}") from error
     inner.pre_tokenizer = cuts[pre]
     inner.decoder = decoders.ByteLevel()
     whole = [(t, kind) for t, kind in zip(tokens, kinds, strict=True) if kind in (CONTROL, USER_DEFINED)]
@@ -204,35 +285,33 @@ def _byte_pairs(tokens: list[str], kinds: list[int], merges: list[str], pre: str
 def from_folder(folder: Path) -> Tokenizer:
     from tokenizers import Tokenizer as Inner
 
-    from .convert.fields import read_json
-
-    try:
-        inner = Inner.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:
-        raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
-    # A checkpoint may ask for every text to be cut or filled to one length; that is the caller's to decide.
-    inner.no_truncation()
-    inner.no_padding()
-    path = folder / "tokenizer_config.json"
-    values = read_json(path).values if path.is_file() else {}
+    data = read_plain(folder / "tokenizer.json", JSON_BYTES, follow=True)
+    with reading("tokenizer.json"):
+        inner = Inner.from_buffer(data)
+        # A checkpoint may ask for every text to be cut or filled to one length; that is the caller's to decide.
+        inner.no_truncation()
+        inner.no_padding()
+        coder = Subwords(inner)
+    known: dict[str, Any] = {}
+    for file in ("special_tokens_map.json", CONFIG):
+        known |= read_json(folder / file).values if (folder / file).exists() else {}
+    values = Fields(known, CONFIG)
 
     def id_of(name: str) -> int | None:
-        token = values.get(f"{name}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        return inner.token_to_id(token) if isinstance(token, str) else None
+        token = known.get(f"{name}_token")
+        return coder.id_of(token.get("content") if isinstance(token, dict) else token)
 
-    stops: list[int] = []
-    for file in ("generation_config.json", "config.json"):
-        if (folder / file).is_file():
-            ends = read_json(folder / file).values.get("eos_token_id")
-            stops += [
-                i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int) and i < inner.get_vocab_size()
-            ]
-            break
-    template = values.get("chat_template")
-    if (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    specials = Specials(
-        id_of("bos"), id_of("eos"), id_of("pad"), id_of("unk"), bool(values.get("add_bos_token", False)), tuple(stops)
-    )
-    return Tokenizer(Subwords(inner), specials, template if isinstance(template, str) else None)
+    bos, eos, pad, unknown = map(id_of, ("bos", "eos", "pad", "unk"))
+    # Where no field says it, the frame that the tokenizer puts around a text does.
+    framed = bos is not None and coder.framed("")[:1] == [bos]
+    stops = tuple(i for i in _ends(folder) if i != eos and i < coder.size)
+    specials = Specials(bos, eos, pad, unknown, values.flag("add_bos_token", framed), stops)
+    return Tokenizer(coder, specials, _template(values, folder))
+
+
+def _ends(folder: Path) -> tuple[int, ...]:
+    """The ids that end a text: those of generation_config.json, or where it names none, of config.json."""
+    for file in (GENERATION, "config.json"):
+        if (folder / file).exists() and (ends := as_ids(read_json(folder / file).ids("eos_token_id"))):
+            return ends
+    return ()

@@ -8,6 +8,7 @@ save(model, "folder")                                 # the family's Hugging Fac
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,27 +16,35 @@ from typing import Any
 import torch
 
 from ...errors import CheckpointError
+from ...files import require_plain
 from ..base import Model
+from .damage import reading
 
 
 def load(source: str | Path, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
     """The model in a folder, a `.gguf` file, a llama2.c `.bin`, or under a Hugging Face hub name."""
     _need("safetensors")
     path = Path(source)
+    # A name of its own in the error, and no more of it than a screen shows: a source may be any text.
+    with reading(f"{path.name:.80}", changed=bool(changes)):
+        return _load(source, path, dtype, changes)
+
+
+def _load(source: str | Path, path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Model:
     if path.is_dir():
         from .hf import load_folder
 
         return load_folder(path, dtype, changes)
-    if path.suffix == ".gguf" and path.is_file():
+    if path.suffix == ".gguf" and path.exists():
         _need("gguf")
         from .gguf import load_gguf
 
-        return load_gguf(path, dtype, changes)
-    if path.suffix == ".bin" and path.is_file():
+        return load_gguf(require_plain(path), dtype, changes)
+    if path.suffix == ".bin" and path.exists():
         from .llama2c import load_bin
 
-        return load_bin(path, dtype, changes)
-    if path.is_file():
+        return load_bin(require_plain(path), dtype, changes)
+    if path.exists():
         raise CheckpointError(f"{path.name}: a checkpoint is a folder with config.json, a .gguf file or a llama2.c .bin")
     if path.suffix in (".gguf", ".bin") or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", str(source)):
         raise CheckpointError(f"{source}: there is no such file or folder")

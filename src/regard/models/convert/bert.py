@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import CheckpointError
 from ..bert import Bert, BertConfig
 from .family import Family
-from .fields import Fields
+from .fields import DEEPEST, Fields
 from .layout import Layout, Place
 
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu"}
@@ -51,7 +51,7 @@ def read(c: Fields, names: Collection[str]) -> BertConfig:
     return BertConfig(
         vocabulary=c.size("vocab_size"),
         width=c.size("hidden_size"),
-        depth=c.size("num_hidden_layers"),
+        depth=c.size("num_hidden_layers", largest=DEEPEST),
         heads=c.size("num_attention_heads"),
         hidden=c.size("intermediate_size"),
         context=c.size("max_position_embeddings"),

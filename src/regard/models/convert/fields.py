@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import CheckpointError
+from ...files import read_plain
+from ..kept import ID_FIELDS, Kept
 
 LARGEST = 1 << 30
-"""No width, depth or vocabulary is beyond this; a larger number is damage, and products of two stay below 2⁶³."""
-JSON_BYTES = 64 << 20
+"""No width or vocabulary is beyond this; a larger number is damage, and products of two stay below 2⁶³."""
+DEEPEST = 1 << 12
+"""No model has more layers: a layer costs tens of kilobytes before it holds a number, and a file can announce one in a byte."""
+JSON_BYTES, INDEX_BYTES = 8 << 20, 64 << 20
+"""Parsed JSON takes about twenty times its bytes."""
+MOST_IDS = 1 << 10
 
 Config = TypeVar("Config")
 
@@ -55,6 +61,22 @@ class Fields:
             raise self.refuse(key, f"known here: {', '.join(choices)}")
         return choices[value] if isinstance(choices, Mapping) else value
 
+    def text(self, key: str) -> str:
+        value = self._get(key, None)
+        if not isinstance(value, str):
+            raise self.refuse(key, "it must be text")
+        return value
+
+    def ids(self, key: str) -> int | list[int] | None:
+        """The number of a token, a list of them, or None; -1 means none to Hugging Face."""
+        value = self.values.get(key)
+        given = value if isinstance(value, list) else [] if value is None else [value]
+        if len(given) > MOST_IDS or not all(
+            isinstance(i, int) and not isinstance(i, bool) and -1 <= i <= LARGEST for i in given
+        ):
+            raise self.refuse(key, "it must be a token's number, a list of them, or null")
+        return value
+
     def part(self, key: str) -> Fields | None:
         """A nested group of fields, or None where it is absent."""
         value = self.values.get(key)
@@ -73,19 +95,29 @@ class Fields:
         return value
 
 
-def read_json(path: Path) -> Fields:
+def read_json(path: Path, limit: int = JSON_BYTES) -> Fields:
     """The object in a JSON file."""
-    if not path.is_file():
+    if not path.exists():
         raise CheckpointError(f"{path.parent.name}: it has no {path.name}")
-    if path.stat().st_size > JSON_BYTES:
-        raise CheckpointError(f"{path.name} has {path.stat().st_size} bytes; no configuration is that large")
+    data = read_plain(path, limit, follow=True)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        value = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError, MemoryError) as error:
         raise CheckpointError(f"{path.name} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name} holds a {type(value).__name__}; it must be an object")
     return Fields(value, path.name)
+
+
+def read_kept(c: Fields, generation: Path) -> Kept:
+    """The token ids of config.json, and generation_config.json where it is there."""
+    ids = {key: c.ids(key) for key in ID_FIELDS if key in c.values}
+    if not generation.exists():
+        return Kept(ids)
+    g = read_json(generation)
+    for key in ID_FIELDS:
+        g.ids(key)
+    return Kept(ids, g.values)
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:

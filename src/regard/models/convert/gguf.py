@@ -20,14 +20,19 @@ import torch
 from torch import Tensor
 
 from ...errors import CheckpointError
+from ...files import require_plain
 from ...position import Rope
 from ..base import Model
+from ..kept import Kept, as_ids
 from ..llama import LlamaConfig
-from .fields import Fields, changed
-from .layout import Layout, Place, build, fill
+from .fields import DEEPEST, Fields, changed
+from .layout import Layout, Place, assemble
 
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
+MOST_VALUES = 1 << 23
+"""Values in the arrays of one file, all together: the largest vocabularies have a few hundred thousand tokens."""
+TOKENIZER = "tokenizer.ggml."
 FREQUENCIES = "rope_freqs.weight"
 PERMUTED = {"llama": True, "qwen2": False}
 """The architectures read here, and whether q and k have to be put back in order."""
@@ -49,8 +54,8 @@ class GGUF:
     """An open file: `metadata` and, by name, tensors."""
 
     def __init__(self, path: Path) -> None:
-        self.origin = path.name
-        if path.stat().st_size < 24:
+        self.origin, self._values = path.name, 0
+        if require_plain(path).stat().st_size < 24:
             raise self._bad("it is shorter than a header")
         self._data = np.memmap(path, dtype=np.uint8, mode="r")
         self._at = 0
@@ -108,6 +113,12 @@ class GGUF:
             if info.start + info.rows * info.row_bytes > len(self._data):
                 raise self._bad(f"{name} ends past the end of the file: it is cut short")
             tensors[name] = info
+        # Tensors that share bytes would let a small file ask for any amount of memory.
+        end = 0
+        for name, info in sorted(tensors.items(), key=lambda item: item[1].start):
+            if info.start < end:
+                raise self._bad(f"{name} starts inside the tensor before it")
+            end = info.start + info.rows * info.row_bytes
         return tensors
 
     def _value(self, kind: int) -> Any:
@@ -118,6 +129,9 @@ class GGUF:
         if kind != ARRAY:
             raise self._bad(f"a value has the unknown type {kind}")
         inner, count = self._scalar("<I"), self._scalar("<Q")
+        self._values += count
+        if self._values > MOST_VALUES:
+            raise self._bad(f"its arrays announce {self._values:,} values; {MOST_VALUES:,} are read")
         if inner == STRING:
             return [self._string() for _ in range(self._fits(count, 8))]
         if inner not in SCALARS:
@@ -152,7 +166,20 @@ def load_gguf(path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Mod
     file = GGUF(path)
     config, permuted = read_config(file)
     where = layout(config, permuted)
-    return fill(build(changed(config, changes), where), where, file, dtype)
+    model = assemble(changed(config, changes), where, file, dtype)
+    model.kept = _kept(file)
+    return model
+
+
+def _kept(file: GGUF) -> Kept:
+    """The ids that the file gives its tokens' roles; one that ends a turn ends a text too."""
+    c = Fields({k.removeprefix(TOKENIZER): v for k, v in file.metadata.items() if k.startswith(TOKENIZER)}, file.origin)
+    bos, eos, eot, pad = (c.ids(f"{name}_token_id") for name in ("bos", "eos", "eot", "padding"))
+    ends = list(as_ids([*as_ids(eos), *as_ids(eot)]))
+    ids: dict[str, int | list[int] | None] = {"bos_token_id": bos, "pad_token_id": pad}
+    if ends:
+        ids["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    return Kept({name: i for name, i in ids.items() if i is not None})
 
 
 def read_config(file: GGUF) -> tuple[LlamaConfig, bool]:
@@ -164,10 +191,13 @@ def read_config(file: GGUF) -> tuple[LlamaConfig, bool]:
         raise c.refuse("expert_count", "mixtures of experts are not read here")
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(f"{file.origin} lacks token_embd.weight")
-    depth, heads, width = (c.size(k) for k in ("block_count", "attention.head_count", "embedding_length"))
-    if depth > len(file.tensors):
-        raise c.refuse("block_count", f"the file has {len(file.tensors)} tensors in all")
+    depth = c.size("block_count", largest=DEEPEST)
+    heads, width = c.size("attention.head_count"), c.size("embedding_length")
     head_width = c.size("attention.key_length", max(width // heads, 1))
+    rope = _rope(c, head_width, file.read(FREQUENCIES) if FREQUENCIES in file.tensors else None)
+    if rope.fraction != 1.0 and PERMUTED[kind]:
+        # Pairs of a part of a head would have to be put back in order within that part.
+        raise c.refuse("rope.dimension_count", f"heads of {kind} turn whole, and they are {head_width} wide")
     config = LlamaConfig(
         vocabulary=file.tensors["token_embd.weight"].shape[0],
         width=width,
@@ -176,7 +206,7 @@ def read_config(file: GGUF) -> tuple[LlamaConfig, bool]:
         key_heads=c.size("attention.head_count_kv", heads),
         hidden=c.size("feed_forward_length"),
         head_width=None if head_width * heads == width else head_width,
-        rope=_rope(c, head_width, file.read(FREQUENCIES) if FREQUENCIES in file.tensors else None),
+        rope=rope,
         # Stored in float32: 1e-5 comes back as 9.9999997e-06.
         eps=float(f"{c.number('attention.layer_norm_rms_epsilon', 1e-5):.6g}"),
         tied="output.weight" not in file.tensors,

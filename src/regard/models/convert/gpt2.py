@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import CheckpointError
 from ..gpt2 import GPT2, GPT2Config
 from .family import Family
-from .fields import Fields
+from .fields import DEEPEST, Fields
 from .layout import Layout, Place
 
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
@@ -47,7 +47,7 @@ def read(c: Fields, names: Collection[str]) -> GPT2Config:
     return GPT2Config(
         vocabulary=c.size("vocab_size"),
         width=c.size("n_embd"),
-        depth=c.size("n_layer"),
+        depth=c.size("n_layer", largest=DEEPEST),
         heads=c.size("n_head"),
         hidden=c.size("n_inner") if "n_inner" in c else None,
         context=c.size("n_positions", c.size("n_ctx", 1024)),

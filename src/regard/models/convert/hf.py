@@ -18,15 +18,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import CheckpointError
-from ...files import replacing, write_text
+from ...files import replacing, require_plain, write_text
 from ..base import Model
 from . import native
 from .families import FAMILIES
-from .fields import Fields, changed, read_json
-from .layout import Layout, build, fill, own_names, spread
+from .fields import INDEX_BYTES, Fields, changed, read_json, read_kept
+from .layout import Layout, assemble, own_names, spread
 
 VERSION = 1
 WEIGHTS, INDEX, OWN = "model.safetensors", "model.safetensors.index.json", "regard.safetensors"
+GENERATION = "generation_config.json"
 
 
 class Tensors:
@@ -38,9 +39,10 @@ class Tensors:
         files = {paths} if isinstance(paths, Path) else set(paths.values())
         for path in sorted(files):
             try:
-                opened = stack.enter_context(safe_open(path, framework="pt"))
+                # Opening a pipe would wait for whoever writes to it.
+                opened = stack.enter_context(safe_open(require_plain(path), framework="pt"))
                 names = list(opened.keys())
-            except (SafetensorError, OSError) as error:
+            except (SafetensorError, OSError, UnicodeError) as error:
                 raise CheckpointError(f"{path.name} is not a whole safetensors file: {error}") from error
             self._open |= {n: opened for n in names if isinstance(paths, Path) or paths.get(n) == path}
         if not isinstance(paths, Path):
@@ -60,25 +62,35 @@ def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, Any]) ->
     own = c.part("regard") or Fields({}, c.origin)
     if own.size("version", VERSION) > VERSION:
         raise own.refuse("version", f"this regard reads {VERSION}; install a newer one")
+    kept = read_kept(c, folder / GENERATION)
     with ExitStack() as stack:
         stored = Tensors(_shards(folder), stack, folder.name)
         config, layout_of = _read_config(c, own, stored.shapes)
-        config = changed(config, {**({"attention": own.values["attention"]} if "attention" in own else {}), **changes})
-        if getattr(config, "depth", 0) > len(stored.shapes):
-            raise CheckpointError(f"{folder.name}: {config.depth} layers in config.json, {len(stored.shapes)} tensors in all")
+        config = changed(config, {**_attention(own), **changes})
         layout = layout_of(config)
-        model = fill(build(config, layout), layout, stored, dtype)
+        model = assemble(config, layout, stored, dtype)
         own_here = own_names(model, layout)
-        if (folder / OWN).is_file() and own_here:
-            kept = Tensors(folder / OWN, stack, OWN)
+        if (folder / OWN).exists() and own_here:
+            trained = Tensors(folder / OWN, stack, OWN)
             for name in own_here:
-                if kept.shapes.get(name) == tuple(model.get_parameter(name).shape):
-                    model.get_parameter(name).data.copy_(kept.read(name))
+                if trained.shapes.get(name) == tuple(model.get_parameter(name).shape):
+                    model.get_parameter(name).data.copy_(trained.read(name))
+    model.kept = kept
     return model.to(dtype)
 
 
+def _attention(own: Fields) -> dict[str, str | list[str]]:
+    """The specs that the file names: one for all layers, or one each."""
+    given = own.values.get("attention")
+    if given is None:
+        return {}
+    if not isinstance(given, str) and not (isinstance(given, list) and all(isinstance(line, str) for line in given)):
+        raise own.refuse("attention", "it must be a spec, or a list of them")
+    return {"attention": given}
+
+
 def _read_config(c: Fields, own: Fields, names: Collection[str]) -> tuple[Any, Callable[[Any], Layout]]:
-    if "family" in own and own.values["family"] in native.CONFIGS:
+    if isinstance(own.values.get("family"), str) and own.values["family"] in native.CONFIGS:
         return native.read(own), native.layout
     kinds = {kind: family for family in FAMILIES.values() for kind in family.model_types}
     family = kinds[c.word("model_type", tuple(kinds))]
@@ -86,13 +98,13 @@ def _read_config(c: Fields, own: Fields, names: Collection[str]) -> tuple[Any, C
 
 
 def _shards(folder: Path) -> Mapping[str, Path] | Path:
-    if (folder / WEIGHTS).is_file():
+    if (folder / WEIGHTS).exists():
         return folder / WEIGHTS
-    if not (folder / INDEX).is_file():
+    if not (folder / INDEX).exists():
         pickled = sorted(p.name for p in folder.glob("pytorch_model*.bin"))
         hint = f"; {pickled[0]} is pickle, which runs code when read: convert it to safetensors" if pickled else ""
         raise CheckpointError(f"{folder.name} has no {WEIGHTS}{hint}")
-    found = read_json(folder / INDEX).part("weight_map")
+    found = read_json(folder / INDEX, INDEX_BYTES).part("weight_map")
     if found is None:
         raise CheckpointError(f"{INDEX} has no weight_map")
     for name, file in found.values.items():
@@ -114,7 +126,8 @@ def save_folder(model: Model, folder: Path) -> None:
         own["config"] = native.write(c)
     tensors = spread(model, layout)
     dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors.values()}
-    whole |= {"dtype": dtypes.pop() if len(dtypes) == 1 else "float32", "regard": own}
+    # What the checkpoint said of its tokens goes over what a family writes by default.
+    whole |= {**model.kept.ids, "dtype": dtypes.pop() if len(dtypes) == 1 else "float32", "regard": own}
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as draft:
         save_file(tensors, draft, metadata={"format": "pt"})
@@ -122,6 +135,8 @@ def save_folder(model: Model, folder: Path) -> None:
     if kept:
         with replacing(folder / OWN) as draft:
             save_file(kept, draft, metadata={"format": "pt"})
+    if model.kept.generation is not None:
+        write_text(folder / GENERATION, json.dumps(model.kept.generation, indent=2) + "\n")
     # The configuration comes last: a folder that has one has everything.
     write_text(folder / "config.json", json.dumps(whole, indent=2) + "\n")
 

@@ -6,6 +6,7 @@ file lacks, has too much, or has in another shape is an error that names it, bef
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,10 @@ from ..base import Model
 
 SHOWN = 5
 """How many names an error lists before it only counts."""
+MOST_PARTS = 1 << 16
+"""No model here has more layers and experts; each costs kilobytes before it holds a number."""
+OWN_ELEMENTS = 1 << 20
+"""A spec may train this many numbers that the file does not hold, however small the file."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +108,32 @@ class Memory:
         return self.tensors[name]
 
 
-def build(config: Any, layout: Layout) -> Model:
-    """The model without its numbers; real ones only where a spec trains tensors of its own, which start at their defaults."""
+def assemble(config: Any, layout: Layout, stored: Stored, dtype: torch.dtype) -> Model:
+    """The model of a config with the numbers of a file. Nothing that takes memory is made before the file has been seen to
+    hold every tensor of it."""
+    parts, held = getattr(config, "parts", config.depth), len(stored.shapes)
+    if parts > MOST_PARTS or 2 * parts > held:
+        raise CheckpointError(
+            f"{stored.origin}: its configuration asks for {parts} layers (and experts), with two tensors each at least; "
+            f"the file has {held} tensors in all"
+        )
     with torch.device("meta"):
         model: Model = config.build()
-    return config.build() if own_names(model, layout) else model
+    places = _places(model, layout, stored)
+    own = own_names(model, layout)
+    if own:
+        # A spec trains tensors of its own, and these start at their defaults: the model is made for real.
+        size, room = sum(model.get_parameter(n).numel() for n in own), sum(map(math.prod, stored.shapes.values()))
+        if size > max(room, OWN_ELEMENTS):
+            raise CheckpointError(f"{stored.origin}: its attention trains {size:,} numbers, and the file holds {room:,} in all")
+        model = config.build()
+    owners = _owners(model)
+    for ours, place in places.items():
+        value = place.take(stored.read(place.name))
+        if not value.is_floating_point():
+            raise CheckpointError(f"{stored.origin}: {place.name} holds {value.dtype}; weights are floating point")
+        _assign(owners, model.get_parameter(ours), value.to(dtype).contiguous())
+    return model
 
 
 def own_names(model: nn.Module, layout: Layout) -> list[str]:
@@ -115,8 +141,8 @@ def own_names(model: nn.Module, layout: Layout) -> list[str]:
     return [n for n, _ in model.named_parameters() if ".trained." in n and layout.place(n) is None]
 
 
-def fill(model: Model, layout: Layout, stored: Stored, dtype: torch.dtype) -> Model:
-    """Every parameter of the model from its place in the file."""
+def _places(model: Model, layout: Layout, stored: Stored) -> dict[str, Place]:
+    """Where each parameter stands in the file; one that is missing, too much or of another shape is an error."""
     bare = not any(n.startswith(layout.prefix) for n in stored.shapes)
     places: dict[str, Place] = {}
     missing, wrong, used = list[str](), list[str](), set[str]()
@@ -143,12 +169,7 @@ def fill(model: Model, layout: Layout, stored: Stored, dtype: torch.dtype) -> Mo
         if found:
             more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
             raise CheckpointError(f"{stored.origin} {what} {', '.join(sorted(found)[:SHOWN])}{more}")
-    for ours, place in places.items():
-        value = place.take(stored.read(place.name))
-        if not value.is_floating_point():
-            raise CheckpointError(f"{stored.origin}: {place.name} holds {value.dtype}; weights are floating point")
-        _assign(model, ours, value.to(dtype).contiguous())
-    return model
+    return places
 
 
 def shared(model: Model, config: Any) -> Model:
@@ -157,11 +178,13 @@ def shared(model: Model, config: Any) -> Model:
     with torch.device("meta"):
         bare: Model = config.build()
     made: Model = bare if all(n in own for n, _ in bare.named_parameters()) else config.build()
+    made.kept = model.kept
+    owners = _owners(made)
     for name, parameter in list(made.named_parameters()):
         if name in own:
             if own[name].shape != parameter.shape:
                 raise CheckpointError(f"{name} is {tuple(own[name].shape)}; the other config asks for {tuple(parameter.shape)}")
-            _assign(made, name, own[name])
+            _assign(owners, parameter, own[name])
     return made.train(model.training)
 
 
@@ -180,11 +203,17 @@ def spread(model: Model, layout: Layout) -> dict[str, Tensor]:
     }
 
 
-def _assign(model: nn.Module, name: str, value: Tensor) -> None:
-    """Put a tensor in place of a parameter, wherever that parameter is shared."""
-    old = model.get_parameter(name)
-    new = value if isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=old.requires_grad)
+def _owners(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """The modules that hold each parameter, by its identity: a tied one has several."""
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
-        for key, parameter in list(module.named_parameters(recurse=False)):
-            if parameter is old:
-                setattr(module, key, new)
+        for key, parameter in module.named_parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append((module, key))
+    return owners
+
+
+def _assign(owners: Mapping[int, list[tuple[nn.Module, str]]], old: nn.Parameter, value: Tensor) -> None:
+    """Put a tensor in place of a parameter, wherever that parameter is shared."""
+    new = value if isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=old.requires_grad)
+    for module, key in owners[id(old)]:
+        setattr(module, key, new)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ...errors import CheckpointError
 from ..llama import Llama, LlamaConfig
 from .family import Family
-from .fields import Fields
+from .fields import DEEPEST, Fields
 from .layout import Layout, Place
 from .rope import read_rope, write_rope
 
@@ -41,7 +41,8 @@ def layout(config: LlamaConfig, interleaved: bool = False) -> Layout:
 def read(c: Fields, names: Collection[str]) -> LlamaConfig:
     c.word("hidden_act", ("silu",), "silu")
     kind = c.word("model_type", tuple(CLASSES))
-    depth, heads, context = c.size("num_hidden_layers"), c.size("num_attention_heads"), c.size("max_position_embeddings", 2048)
+    depth, heads = c.size("num_hidden_layers", largest=DEEPEST), c.size("num_attention_heads")
+    context = c.size("max_position_embeddings", 2048)
     width = c.size("hidden_size")
     head_width = c.size("head_dim", max(width // heads, 1))
     bias: bool | Literal["qkv"] = "qkv" if kind == "qwen2" else kind == "llama" and c.flag("attention_bias", False)
@@ -66,10 +67,9 @@ def read(c: Fields, names: Collection[str]) -> LlamaConfig:
 def write(config: LlamaConfig) -> dict[str, Any]:
     c = config
     kind = "qwen2" if c.attention_bias == "qkv" else "llama" if c.window is None else "mistral"
-    if (kind != "llama" and (c.mlp_bias or c.attention_bias is True)) or (kind == "qwen2" and c.head_width):
+    if kind != "llama" and (c.mlp_bias or c.attention_bias is True):
         raise CheckpointError(
-            f"Hugging Face has no model with window={c.window}, attention_bias={c.attention_bias}, mlp_bias={c.mlp_bias} "
-            f"and head_width={c.head_width} together"
+            f"Hugging Face has no model with window={c.window}, attention_bias={c.attention_bias} and mlp_bias={c.mlp_bias} together"
         )
     own: dict[str, Any] = {}
     if kind == "llama":
@@ -79,7 +79,8 @@ def write(config: LlamaConfig) -> dict[str, Any]:
         own["layer_types"] = ["sliding_attention" if c.window else "full_attention"] * c.depth
     if kind != "llama":
         own["sliding_window"] = c.window
-    if kind != "qwen2":
+    # Qwen2's own configuration has no such field, and its layers read it where it is there.
+    if kind != "qwen2" or c.head_width:
         own["head_dim"] = c.head_width or c.width // c.heads
     return {
         "architectures": [CLASSES[kind]],
@@ -106,9 +107,11 @@ def _window(c: Fields, kind: str, depth: int) -> int | None:
     if kind == "qwen2" and "layer_types" not in c:
         # Before transformers 5, Qwen2 windows the layers from max_window_layers on.
         full = c.values.get("max_window_layers", 28)
+        if not isinstance(full, int):
+            raise c.refuse("max_window_layers", "it must be a whole number")
         kinds = ["full_attention" if i < full else "sliding_attention" for i in range(depth)]
-    if not isinstance(kinds, list) or len(set(map(str, kinds))) != 1:
-        raise c.refuse("layer_types", "windowed and full layers in one model are not read here")
+    if not isinstance(kinds, list) or set(map(str, kinds)) not in ({"sliding_attention"}, {"full_attention"}):
+        raise c.refuse("layer_types", "all layers must be sliding_attention, or all full_attention, to be read here")
     return c.size("sliding_window") if kinds[0] == "sliding_attention" else None
 
 

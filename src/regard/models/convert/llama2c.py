@@ -18,9 +18,11 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 from ..base import Model
+from ..kept import Kept
 from ..llama import LlamaConfig
-from .fields import Fields, changed
-from .layout import Memory, build, fill
+from ..pieces import BOS, EOS
+from .fields import DEEPEST, Fields, changed
+from .layout import Memory, assemble
 from .llama import layout
 
 MAGIC = b"24ka"
@@ -75,7 +77,10 @@ def load_bin(path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Mode
         elif name in ALONE:
             tensors[ALONE[name]] = whole
     where = layout(c, interleaved=True)
-    return fill(build(changed(c, changes), where), where, Memory(tensors, path.name), dtype)
+    model = assemble(changed(c, changes), where, Memory(tensors, path.name), dtype)
+    if c.vocabulary > max(BOS, EOS):
+        model.kept = Kept({"bos_token_id": BOS, "eos_token_id": [EOS, BOS]})
+    return model
 
 
 def read_header(path: Path) -> Header:
@@ -98,7 +103,7 @@ def read_header(path: Path) -> Header:
     config = LlamaConfig(
         vocabulary=c.size("vocab_size"),
         width=width,
-        depth=c.size("n_layers", largest=1 << 16),
+        depth=c.size("n_layers", largest=DEEPEST),
         heads=heads,
         key_heads=key_heads,
         hidden=c.size("hidden_dim"),

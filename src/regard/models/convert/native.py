@@ -12,7 +12,7 @@ from ..energy import EnergyConfig
 from ..ngpt import NGPTConfig
 from ..recurrent import RecurrentConfig
 from ..routing import RoutingConfig
-from .fields import Fields
+from .fields import DEEPEST, LARGEST, Fields
 from .layout import Layout, Place
 
 CONFIGS: dict[str, type[Any]] = {
@@ -21,6 +21,9 @@ CONFIGS: dict[str, type[Any]] = {
     "recurrent": RecurrentConfig,
     "routing": RoutingConfig,
 }
+
+COUNTS = {"depth": DEEPEST, "experts": 1 << 16, "chosen": 1 << 16, "steps": 1 << 16}
+"""How far the fields go that say how often something is built or done."""
 
 
 class _Same(Mapping[str, Place]):
@@ -55,6 +58,9 @@ def read(own: Fields) -> Any:
     if values is None:
         raise own.refuse("config", "a family of regard's own keeps its fields there")
     usual = cls()
+    attention = values.values.get("attention")
+    if isinstance(attention, list) and len(attention) > DEEPEST:
+        raise values.refuse("attention", f"no model has more than {DEEPEST} layers")
     for name in values.values:
         if not hasattr(usual, name):
             raise values.refuse(name, f"{cls.__name__} has no such field")
@@ -73,7 +79,7 @@ def _checked(values: Fields, name: str, usual: Any) -> Any:
     if value is None and usual is None:
         return None
     if isinstance(usual, int) or (usual is None and isinstance(value, int)):
-        return values.size(name)
+        return values.size(name, largest=COUNTS.get(name, LARGEST))
     if isinstance(usual, float) or isinstance(value, float):
         return values.number(name)
     lines = value if isinstance(value, list) else [value]

@@ -20,7 +20,7 @@ def read_rope(c: Fields, context: int) -> Rope:
     kind = given.word("rope_type", KINDS, "default")
     shared: dict[str, Any] = {
         "base": given.number("rope_theta", c.number("rope_theta", 10000.0)),
-        "fraction": given.number("partial_rotary_factor", c.number("partial_rotary_factor", 1.0)),
+        "fraction": _fraction(c, given),
     }
     original = given.size("original_max_position_embeddings", c.size("original_max_position_embeddings", context))
     match kind:
@@ -46,10 +46,29 @@ def read_rope(c: Fields, context: int) -> Rope:
             )  # fmt: skip
 
 
+def _fraction(c: Fields, given: Fields) -> float:
+    """transformers' LLaMA, Mistral and Qwen2 turn whole heads: plain RoPE ignores the field, scaled RoPE fails on it."""
+    fraction = given.number("partial_rotary_factor", c.number("partial_rotary_factor", 1.0))
+    # Earlier versions of regard wrote it, and meant it.
+    if fraction != 1.0 and "regard" not in c:
+        holder = given if "partial_rotary_factor" in given else c
+        raise holder.refuse(
+            "partial_rotary_factor",
+            "this family turns whole heads: take the field out to read the model as transformers does, or ask for "
+            f"attention='dot | softmax | rope(fraction={fraction:g})' then",
+        )
+    return fraction
+
+
 def write_rope(rope: Rope) -> dict[str, Any]:
     """The fields for transformers 5, and the ones that versions before it read."""
     if rope.layout != "half" or rope.scaling == "ntk":
         raise CheckpointError(f"{rope}: Hugging Face's layout has half-split pairs and no fixed ntk; change config.rope first")
+    if rope.fraction != 1.0:
+        raise CheckpointError(
+            f"{rope}: Hugging Face's LLaMA turns whole heads, and would ignore the fraction; keep it in config.attention, as "
+            f"'dot | softmax | {rope}', which regard reads back"
+        )
     scaling: dict[str, Any] = {"rope_type": rope.scaling or "default"}
     if rope.scaling is not None:
         scaling["factor"] = rope.factor
@@ -61,8 +80,6 @@ def write_rope(rope: Rope) -> dict[str, Any]:
         scaling |= {"beta_slow": rope.low, "beta_fast": rope.high or 32.0}
         scaling |= {} if rope.stretch is None else {"attention_factor": rope.stretch}
     whole = {**scaling, "rope_theta": rope.base}
-    if rope.fraction != 1.0:
-        whole["partial_rotary_factor"] = rope.fraction
     return {"rope_parameters": whole, "rope_theta": rope.base, "rope_scaling": scaling if rope.scaling else None}
 
 

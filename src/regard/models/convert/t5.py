@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import CheckpointError
 from ..t5 import T5, T5Config
 from .family import Family
-from .fields import Fields
+from .fields import DEEPEST, Fields
 from .layout import Layout, Place
 
 FORMS = {"relu": "relu", "gated-gelu": "geglu_tanh"}
@@ -51,12 +51,15 @@ def _stack(config: T5Config, side: str, last: int) -> Mapping[str, Place | str]:
 
 
 def read(c: Fields, names: Collection[str]) -> T5Config:
-    depth = c.size("num_layers")
+    depth, vocabulary = c.size("num_layers", largest=DEEPEST), c.size("vocab_size")
+    start = c.ids("decoder_start_token_id")
+    if isinstance(start, list) or not 0 <= (start or 0) < vocabulary:
+        raise c.refuse("decoder_start_token_id", f"it must be the number of one of {vocabulary} tokens")
     return T5Config(
-        vocabulary=c.size("vocab_size"),
+        vocabulary=vocabulary,
         width=c.size("d_model"),
         depth=depth,
-        decoder_depth=c.size("num_decoder_layers", depth, largest=len(names)),
+        decoder_depth=c.size("num_decoder_layers", depth, largest=DEEPEST),
         heads=c.size("num_heads"),
         head_width=c.size("d_kv"),
         hidden=c.size("d_ff"),
@@ -68,7 +71,7 @@ def read(c: Fields, names: Collection[str]) -> T5Config:
         tied="lm_head.weight" not in names,
         # Before the field existed, heads that were said to be tied were scaled and others were not.
         scaled=c.flag("scale_decoder_outputs", c.flag("tie_word_embeddings", True)),
-        start=c.values.get("decoder_start_token_id") or 0,
+        start=start or 0,
     )
 
 
