@@ -17,6 +17,7 @@ from ..errors import ShapeError
 from ..nn import Attention, Cache
 from ..state import State
 from .blocks import Seat
+from .marks import weights_mark as weights_mark
 
 
 @dataclass(frozen=True)
