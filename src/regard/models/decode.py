@@ -61,9 +61,9 @@ class Layer:
             return self.rest(x, heads), cache
         at = len(cache)
         turns = cast(Rope, a.spec.position) if a.turns_early else None
-        if turns is not None and turns.layout == "half" and x.shape[0] == batch and native.serves(flat):
-            native.turn(flat, *turns.angles(flat.view(batch, -1, D), at, at + 1), H + G, D)
-            turns = None
+        if turns is not None and turns.layout == "half" and x.shape[0] == batch:
+            angles = turns.angles(flat.view(batch, -1, D), at, at + 1)
+            turns = None if native.turn(flat, *angles, H + G, D) else turns
         qkv = flat.view(batch, -1, H + 2 * G, D).transpose(1, 2)
         qk, v = qkv[:, : H + G], qkv[:, H + G :]
         if turns is not None:
@@ -76,13 +76,12 @@ class Layer:
         x = self.out(heads.transpose(1, 2).reshape(x.shape[0], -1), onto=x)
         wide = self.into(_normed(self.norms[1], x))
         if self.ffn.gate is None:
-            wide = self.ffn.act(wide)
-        elif self.ffn.act is F.silu and native.serves(wide):
-            wide = native.swiglu(wide)
-        else:
+            return self.down(self.ffn.act(wide), onto=x)
+        inner = native.swiglu(wide) if self.ffn.act is F.silu else None
+        if inner is None:
             gate, up = wide.chunk(2, dim=-1)
-            wide = self.ffn.act(gate) * up
-        return self.down(wide, onto=x)
+            inner = self.ffn.act(gate) * up
+        return self.down(inner, onto=x)
 
 
 _NOTHING = State()
@@ -236,6 +235,5 @@ def _normed(norm: nn.Module, x: Tensor) -> Tensor:
     if type(norm) is not nn.RMSNorm or norm.eps is None:
         return norm(x)
     weight = cast(Tensor | None, norm.weight)
-    if weight is not None and native.serves(x) and weight.dtype is torch.float32 and native.readable(weight) and x.is_contiguous():
-        return native.rms(x, weight, norm.eps)
-    return F.rms_norm(x, norm.normalized_shape, weight, norm.eps)
+    y = None if weight is None else native.rms(x, weight, norm.eps)
+    return F.rms_norm(x, norm.normalized_shape, weight, norm.eps) if y is None else y

@@ -35,17 +35,11 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
 
 
 def serves(x: Tensor) -> bool:
-    """True where x (rows, in) can be multiplied here: one to eight rows of plain float32 on the CPU, and no gradient asked."""
-    return (
-        type(x) is Tensor
-        and x.dtype is torch.float32
-        and x.is_cpu
-        and x.ndim == 2
-        and 0 < x.shape[0] <= ROWS
-        and x.shape[1] > 0
-        and not x.requires_grad
-        and library() is not None
-    )
+    """True where C takes x (rows, in): one to eight rows of plain float32 on the CPU, and no gradient asked."""
+    if type(x) is not Tensor or x.dtype is not _F32 or not x.is_cpu or x.requires_grad or library() is None:
+        return False
+    shape = x.shape
+    return len(shape) == 2 and 0 < shape[0] <= ROWS and shape[1] > 0
 
 
 class Matrices:
@@ -77,68 +71,85 @@ class Matrices:
             None if scale is None else scale.data_ptr(),
         )
 
-def product(x: Tensor, matrices: Matrices, onto: Tensor | None = None) -> Tensor:
-    """x (rows, in) with matrices (out, in); `onto` (rows, out) is added to, in place."""
-    if not serves(x) or x.shape[1] != matrices.inside:
-        raise ShapeError(f"x is {_said(x)}; these products take 1 to {ROWS} float32 rows of width {matrices.inside} on the CPU")
+
+def product(x: Tensor, matrices: Matrices, onto: Tensor | None = None) -> Tensor | None:
+    """x (rows, in) with matrices (out, in); `onto` (rows, out) is added to, in place. None where C does not serve x."""
+    if not serves(x):
+        return None
     rows, inside = x.shape
     total = matrices.outside
-    # A negated view is contiguous too, and its memory holds the opposite.
-    x = x if x.is_contiguous() and not x.is_neg() else x.resolve_neg().contiguous()
+    if inside != matrices.inside:
+        raise ShapeError(f"x is {_said(x)}; these weights take rows of width {matrices.inside}")
+    if not _lies(x):
+        x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
     source = x.data_ptr()
     if onto is None:
-        y = torch.empty(rows, total)
+        y = _empty(x, rows, total)
+        target = y.data_ptr()
     else:
         y = onto
-        if not readable(y) or y.shape != (rows, total) or y.dtype is not torch.float32 or y.requires_grad:
+        if not readable(y, (rows, total)) or y.requires_grad:
             raise ShapeError(f"onto is {_said(y)}; it is written in place, and has to be ({rows}, {total}), contiguous float32")
         target = y.data_ptr()
         if source < target + 4 * rows * total and target < source + 4 * rows * inside:
             x = x.clone()
             source = x.data_ptr()
-    weights, biases, outs, scale = matrices.addresses
     failed: int = library().product(
-        source, weights, biases, outs, scale, y.data_ptr(), matrices.parts, rows, inside, total, onto is not None,
-        torch.get_num_threads(),
-    )  # fmt: skip
+        source, *matrices.addresses, target, matrices.parts, rows, inside, total, onto is not None, torch.get_num_threads()
+    )
     if failed:
         raise MemoryError(f"no memory is left for a copy of {rows} rows of width {inside}")
     return y
 
 
-def checksum(x: Tensor) -> int:
-    """A number that changes with any byte of x and with their order."""
-    if not readable(x):
-        raise ShapeError(f"x is {_said(x)}; a sum over memory needs a contiguous tensor on the CPU")
-    return library().checksum(x.data_ptr(), x.numel() * x.element_size(), torch.get_num_threads())
+def checksum(x: Tensor) -> int | None:
+    """A number that changes with any byte of x and with their order. None where C cannot read x."""
+    c = library()
+    if c is None or type(x) is not Tensor or not x.is_cpu or not x.is_contiguous() or x.is_neg():
+        return None
+    return c.checksum(x.data_ptr(), x.numel() * x.element_size(), torch.get_num_threads())
 
 
-def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean of x² + eps) · weight, row by row."""
-    _require(x, "x", (x.shape[0], x.shape[-1]))
-    _require(weight, "weight", (x.shape[1],))
-    y = torch.empty_like(x)
-    library().rms(x.data_ptr(), weight.data_ptr(), eps, y.data_ptr(), *x.shape)
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    """x / sqrt(mean of x² + eps) · weight, row by row. None where C does not serve them."""
+    if not serves(x) or not _lies(x):
+        return None
+    rows, width = x.shape
+    if not readable(weight, (width,)):
+        if weight.shape != (width,):
+            raise ShapeError(f"weight is {_said(weight)}; rows of width {width} have as many")
+        return None
+    y = _empty(x, rows, width)
+    library().rms(x.data_ptr(), weight.data_ptr(), eps, y.data_ptr(), rows, width)
     return y
 
 
-def swiglu(x: Tensor) -> Tensor:
-    """silu of the first half of each row times the second."""
-    rows, hidden = x.shape[0], x.shape[-1] // 2
-    _require(x, "x", (rows, 2 * hidden))
-    y = torch.empty(rows, hidden)
-    library().swiglu(x.data_ptr(), y.data_ptr(), rows, hidden)
+def swiglu(x: Tensor) -> Tensor | None:
+    """silu of the first half of each row times the second. None where C does not serve x."""
+    if not serves(x) or not _lies(x):
+        return None
+    rows, width = x.shape
+    if width % 2:
+        raise ShapeError(f"x is {_said(x)}; gate and up are equal halves of its rows")
+    y = _empty(x, rows, width // 2)
+    library().swiglu(x.data_ptr(), y.data_ptr(), rows, width // 2)
     return y
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, heads: int, width: int) -> None:
-    """The first heads of each row, in place, all by the same angles (1, pairs)."""
-    rows, stride, pairs = x.shape[0], x.shape[-1], cos.shape[-1]
-    _require(x, "x", (rows, stride))
-    _require_angles(cos, sin, width)
-    if heads < 0 or heads * width > stride:
+def turn(x: Tensor, cos: Tensor, sin: Tensor, heads: int, width: int) -> bool:
+    """The first heads of each row, in place, all by the same angles (1, pairs). False where C does not serve them."""
+    if not serves(x) or not _lies(x):
+        return False
+    (rows, stride), row = x.shape, cos.shape
+    if not readable(cos, row) or not readable(sin, row):
+        if cos.shape != sin.shape:
+            raise ShapeError(f"cos is {_said(cos)} and sin {_said(sin)}; there is one of each for a pair")
+        return False
+    pairs = _pairs(cos, width)
+    if not 0 <= heads * width <= stride:
         raise ShapeError(f"x is {_said(x)}: there are no {heads} heads of width {width} in it")
     library().turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, stride, heads, width, pairs)
+    return True
 
 
 def bend(
@@ -160,20 +171,23 @@ def bend(
         _require(signs, "signs", (R,))
     if bias is not None:
         _require(bias, "bias", (G, D))
-    if angles is not None:
-        _require_angles(*angles, D)
+    cos, sin = angles or (None, None)
+    pairs = 0
+    if cos is not None and sin is not None:
+        pairs = _pairs(cos, D)
+        _require(cos, "cos", (1, pairs))
+        _require(sin, "sin", (1, pairs))
     if wide < D + R + 1:
         raise ShapeError(
             f"the cache keeps keys {wide} wide, and this identity reads {D + R + 1} columns (heads of {D}, {R} of the trace, 1): "
             "a cache is read by whoever filled it"
         )
     if scale == 0:
-        raise ShapeError("scale=0: scores of this scale say nothing")
-    cos, sin = angles or (None, None)
-    q, k, v = torch.empty(rows, H, 1, wide), torch.empty(rows, G, 1, wide), torch.empty(rows, G, 1, wide)
+        raise ShapeError("scale=0: every score would be 0")
+    q, k, v = _empty(x, rows, H, 1, wide), _empty(x, rows, G, 1, wide), _empty(x, rows, G, 1, wide)
     library().bend(
         x.data_ptr(), *(None if t is None else t.data_ptr() for t in (cos, sin, left, signs, bias)), scale,
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), rows, x.shape[1], H, G, D, 0 if cos is None else cos.shape[-1], R, wide,
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), rows, x.shape[1], H, G, D, pairs, R, wide,
     )  # fmt: skip
     return q, k, v
 
@@ -213,26 +227,45 @@ def _loaded() -> tuple[Any, str | None]:
         return None, str(error)
 
 
-def readable(x: Tensor) -> bool:
-    """True where C can read x as it lies."""
-    # Subclasses (DTensor, functional and fake tensors) have no memory of their own, and a negated view holds the opposite.
-    return type(x) in _PLAIN and x.is_cpu and x.is_contiguous() and not x.is_neg() and not x.data_ptr() % x.element_size()
-
-
 _PLAIN = (Tensor, nn.Parameter)
+_F32 = torch.float32
+
+
+def _lies(x: Tensor) -> bool:
+    # A negated view is contiguous too, and its memory holds the opposite.
+    return x.is_contiguous() and not x.is_neg() and not x.data_ptr() & 3
+
+
+def _empty(x: Tensor, *shape: int) -> Tensor:
+    # Half as long as x.new_empty; but torch's default may be of another size, or on another device.
+    y = torch.empty(shape)
+    return y if y.dtype is torch.float32 and y.is_cpu else x.new_empty(shape)
+
+
+def readable(x: Tensor, shape: tuple[int, ...] | None = None, kind: torch.dtype = torch.float32) -> bool:
+    """True where C can read x as it lies, and it has this shape."""
+    # Subclasses (DTensor, functional and fake tensors) have no memory of their own; a negated view holds the opposite.
+    return (
+        (shape is None or x.shape == shape)
+        and x.dtype is kind
+        and x.is_cpu
+        and x.is_contiguous()
+        and type(x) in _PLAIN
+        and not x.is_neg()
+        and (kind is torch.int8 or not x.data_ptr() & 3)
+    )
 
 
 def _require(x: Tensor, name: str, shape: tuple[int, ...], kind: torch.dtype = torch.float32) -> None:
-    if x.shape != shape or x.dtype is not kind or not readable(x):
+    if not readable(x, shape, kind):
         raise ShapeError(f"{name} is {_said(x)}; C reads ({', '.join(map(str, shape))}) of {kind}, contiguous, on the CPU")
 
 
-def _require_angles(cos: Tensor, sin: Tensor, width: int) -> None:
+def _pairs(cos: Tensor, width: int) -> int:
     pairs = cos.shape[-1]
-    _require(cos, "cos", (1, pairs))
-    _require(sin, "sin", (1, pairs))
-    if 2 * pairs > width:
-        raise ShapeError(f"{pairs} pairs of angles for heads of width {width}; at most {width // 2} fit")
+    if cos.numel() != pairs or 2 * pairs > width:
+        raise ShapeError(f"cos is {_said(cos)}; heads of width {width} turn by one row of at most {width // 2} angles")
+    return pairs
 
 
 def _said(x: Tensor) -> str:

@@ -10,7 +10,8 @@
 #define ROWS 8
 #define STEP 32 /* numbers a loop takes at a time; what is left of a row is copied into zeros */
 #define MOST 8191 /* activations have 14 bits with their sign */
-#define BLOCK 16384 /* 128 * 8191 * 2 * (BLOCK / 16) < 2^31: so many numbers are summed in 32 bits, blocks of them in 64 */
+#define BLOCK 16384 /* 128 * 8191 * 2 * (BLOCK / 16) < 2^31: so many are summed in lanes of 32 bits, and blocks of them in 64 */
+#define SHORT 2048 /* 128 * 8191 * SHORT < 2^31: so many may be summed in 32 bits alone */
 
 static inline float sum8(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -18,7 +19,13 @@ static inline float sum8(__m256 v) {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
-static inline int64_t sum8i(__m256i v) {
+static inline int32_t sum8i(__m256i v) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+static inline int64_t sum8l(__m256i v) {
     __m256i low = _mm256_cvtepi32_epi64(_mm256_castsi256_si128(v)), high = _mm256_cvtepi32_epi64(_mm256_extracti128_si256(v, 1));
     __m256i s = _mm256_add_epi64(low, high);
     __m128i t = _mm_add_epi64(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
@@ -63,27 +70,29 @@ static inline __m256i pairs16(__m128i w, const int16_t *x) {
     return _mm256_madd_epi16(_mm256_cvtepi8_epi16(w), _mm256_loadu_si256((const __m256i *)x));
 }
 
-// x is zero from `in` up to a multiple of STEP, in both of these.
-static inline void dot_i8(const int8_t *w, const int16_t *x, int64_t in, int64_t *out) {
-    int64_t whole = 0, i = 0;
-    while (i < in) {
-        int64_t stop = in - i > BLOCK ? i + BLOCK : in;
-        __m256i a = _mm256_setzero_si256(), b = a;
-        for (; i + STEP <= stop; i += STEP) {
-            _mm_prefetch((const char *)((uintptr_t)(w + i) + 512), _MM_HINT_T0);
-            a = _mm256_add_epi32(a, pairs16(_mm_loadu_si128((const __m128i *)(w + i)), x + i));
-            b = _mm256_add_epi32(b, pairs16(_mm_loadu_si128((const __m128i *)(w + i + 16)), x + i + 16));
-        }
-        if (i < stop) {
-            int8_t last[STEP] = {0};
-            memcpy(last, w + i, stop - i);
-            a = _mm256_add_epi32(a, pairs16(_mm_loadu_si128((const __m128i *)last), x + i));
-            b = _mm256_add_epi32(b, pairs16(_mm_loadu_si128((const __m128i *)(last + 16)), x + i + 16));
-            i = stop;
-        }
-        whole += sum8i(_mm256_add_epi32(a, b));
+// At most BLOCK products, in eight sums of 32 bits. x is zero from `count` up to a multiple of STEP, here and below.
+static inline __m256i block_i8(const int8_t *w, const int16_t *x, int64_t count) {
+    __m256i a = _mm256_setzero_si256(), b = a;
+    int64_t i = 0;
+    for (; i + STEP <= count; i += STEP) {
+        _mm_prefetch((const char *)((uintptr_t)(w + i) + 512), _MM_HINT_T0);
+        a = _mm256_add_epi32(a, pairs16(_mm_loadu_si128((const __m128i *)(w + i)), x + i));
+        b = _mm256_add_epi32(b, pairs16(_mm_loadu_si128((const __m128i *)(w + i + 16)), x + i + 16));
     }
-    out[0] = whole;
+    if (i < count) {
+        int8_t last[STEP] = {0};
+        memcpy(last, w + i, count - i);
+        a = _mm256_add_epi32(a, pairs16(_mm_loadu_si128((const __m128i *)last), x + i));
+        b = _mm256_add_epi32(b, pairs16(_mm_loadu_si128((const __m128i *)(last + 16)), x + i + 16));
+    }
+    return _mm256_add_epi32(a, b);
+}
+
+static inline int64_t dot_i8(const int8_t *w, const int16_t *x, int64_t in) {
+    if (in <= SHORT) return sum8i(block_i8(w, x, in));
+    int64_t whole = 0;
+    for (int64_t i = 0; i < in; i += BLOCK) whole += sum8l(block_i8(w + i, x + i, in - i < BLOCK ? in - i : BLOCK));
+    return whole;
 }
 
 static inline void dots_i8(const int8_t *w, const int16_t *x, int64_t rows, int64_t in, int64_t stride, int64_t *out) {
@@ -104,7 +113,7 @@ static inline void dots_i8(const int8_t *w, const int16_t *x, int64_t rows, int6
             for (int64_t r = 0; r < ROWS; r++) acc[r] = _mm256_add_epi32(acc[r], pairs16(v, x + r * stride + i));
             i = stop;
         }
-        for (int64_t r = 0; r < rows; r++) out[r] += sum8i(acc[r]);
+        for (int64_t r = 0; r < rows; r++) out[r] += in <= SHORT ? sum8i(acc[r]) : sum8l(acc[r]);
     }
 }
 
@@ -147,30 +156,32 @@ int product(const float *x, const void *const *weights, const float *const *bias
         else
             xf = copy;
     }
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t at = 0; at < total; at++) {
-        int64_t part = 0, o = at;
-        while (part + 1 < parts && o >= outs[part]) o -= outs[part++];
+#pragma omp parallel num_threads(threads)
+    for (int64_t part = 0, at = 0; part < parts; at += outs[part++]) {
         const float *bias = biases[part];
-        float results[ROWS];
-        if (scale) {
-            int64_t whole[ROWS];
-            const int8_t *w = (const int8_t *)weights[part] + o * in;
-            if (rows == 1)
-                dot_i8(w, xi, in, whole);
-            else
-                dots_i8(w, xi, rows, in, stride, whole);
-            for (int64_t r = 0; r < rows; r++) results[r] = (float)((double)whole[r] * steps[r] * scale[o]);
-        } else {
-            const float *w = (const float *)weights[part] + o * in;
-            if (rows == 1)
-                dot_f32(w, xf, in, results);
-            else
-                dots_f32(w, xf, rows, in, stride, results);
-        }
-        for (int64_t r = 0; r < rows; r++) {
-            float v = results[r] + (bias ? bias[o] : 0.0f);
-            y[r * total + at] = add ? y[r * total + at] + v : v;
+#pragma omp for schedule(static) nowait
+        for (int64_t o = 0; o < outs[part]; o++) {
+            float results[ROWS];
+            if (scale) {
+                int64_t whole[ROWS];
+                const int8_t *w = (const int8_t *)weights[part] + o * in;
+                if (rows == 1)
+                    whole[0] = dot_i8(w, xi, in);
+                else
+                    dots_i8(w, xi, rows, in, stride, whole);
+                for (int64_t r = 0; r < rows; r++) results[r] = (float)((double)whole[r] * steps[r] * scale[o]);
+            } else {
+                const float *w = (const float *)weights[part] + o * in;
+                if (rows == 1)
+                    dot_f32(w, xf, in, results);
+                else
+                    dots_f32(w, xf, rows, in, stride, results);
+            }
+            float *to = y + at + o;
+            for (int64_t r = 0; r < rows; r++) {
+                float v = results[r] + (bias ? bias[o] : 0.0f);
+                to[r * total] = add ? to[r * total] + v : v;
+            }
         }
     }
     free(copy);
