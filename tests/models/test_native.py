@@ -83,7 +83,9 @@ def test_float_products_are_those_of_the_layers_side_by_side(
     bs = [noise(o, seed=i) if biased and i != 1 else None for i, o in enumerate(outs)]
     onto = noise(rows, sum(outs), seed=seed) if adds else None
     before = 0 if onto is None else onto.double()
-    wanted = torch.cat([F.linear(x.double(), w.double(), None if b is None else b.double()) for w, b in zip(ws, bs, strict=True)], -1)
+    wanted = torch.cat(
+        [F.linear(x.double(), w.double(), None if b is None else b.double()) for w, b in zip(ws, bs, strict=True)], -1
+    )
     found = native.product(x, native.Matrices(ws, bs), onto)
     if rows > ROWS:
         assert found is None
@@ -233,7 +235,10 @@ def test_views_are_read_as_the_numbers_they_show(how: str, rows: int):
     assert not Float([linear]).stale()
     for found, plain in (
         (native.rms(seen, noise(37), 1e-5), F.rms_norm(x, (37,), noise(37), 1e-5)),
-        (native.rms(x, views(noise(1, 37))[how].view(-1) if how == "offset" else noise(37), 1e-5), F.rms_norm(x, (37,), noise(37), 1e-5)),
+        (
+            native.rms(x, views(noise(1, 37))[how].view(-1) if how == "offset" else noise(37), 1e-5),
+            F.rms_norm(x, (37,), noise(37), 1e-5),
+        ),
         (native.swiglu(views(noise(rows, 38))[how]), F.silu(noise(rows, 38)[:, :19]) * noise(rows, 38)[:, 19:]),
     ):
         # Either C reads it rightly or it leaves it to torch.
