@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -46,10 +45,10 @@ def _library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["C", "torch"])
-def regime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def regime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
         monkeypatch.setattr(native, "library", lambda: None)
-    yield request.param
+    return request.param
 
 
 def noise(*shape: int, seed: int = 0, std: float = 1.0) -> Tensor:
