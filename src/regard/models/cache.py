@@ -49,7 +49,10 @@ class StaticCache(Cache):
         assert room.v is not None
         room.k.narrow(2, start, stop - start).copy_(k)
         room.v.narrow(2, start, stop - start).copy_(v)
-        return replace(self, k=room.k, v=room.v, length=stop, capacity=room.capacity, taken=room.taken)
+        # `replace`, in a quarter of its time: every layer of every token comes by.
+        grown = object.__new__(type(self))
+        grown.__dict__.update(self.__dict__, k=room.k, v=room.v, length=stop, capacity=room.capacity, taken=room.taken)
+        return grown
 
     def _claimed(self, start: int, stop: int) -> bool:
         """True for the first who goes on from here; of two threads, one."""

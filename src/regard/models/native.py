@@ -74,15 +74,23 @@ class Matrices:
 
 def product(x: Tensor, matrices: Matrices, onto: Tensor | None = None) -> Tensor | None:
     """x (rows, in) with matrices (out, in); `onto` (rows, out) is added to, in place. None where C does not serve x."""
-    if not serves(x):
+    # `serves`, written out: this runs a hundred times and more for every token.
+    if type(x) is not Tensor or x.dtype is not _F32 or not x.is_cpu or x.requires_grad or (c := library()) is None:
         return None
-    rows, inside = x.shape
+    shape = x.shape
+    if len(shape) != 2:
+        return None
+    rows, inside = shape
+    if not 0 < rows <= ROWS:
+        return None
     total = matrices.outside
     if inside != matrices.inside:
         raise ShapeError(f"x is {_said(x)}; these weights take rows of width {matrices.inside}")
-    if not _lies(x):
-        x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
     source = x.data_ptr()
+    if source & 3 or not x.is_contiguous() or x.is_neg():
+        # A negated view is contiguous too, and its memory holds the opposite.
+        x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
+        source = x.data_ptr()
     if onto is None:
         y = _empty(x, rows, total)
         target = y.data_ptr()
@@ -94,7 +102,7 @@ def product(x: Tensor, matrices: Matrices, onto: Tensor | None = None) -> Tensor
         if source < target + 4 * rows * total and target < source + 4 * rows * inside:
             x = x.clone()
             source = x.data_ptr()
-    failed: int = library().product(
+    failed: int = c.product(
         source, *matrices.addresses, target, matrices.parts, rows, inside, total, onto is not None, torch.get_num_threads()
     )
     if failed:

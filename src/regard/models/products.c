@@ -118,17 +118,36 @@ static inline void dots_i8(const int8_t *w, const int16_t *x, int64_t rows, int6
 }
 
 static double shrink(const float *x, int16_t *q, int64_t in) {
-    float most = 0;
-    int broken = 0;
-    for (int64_t i = 0; i < in; i++) {
-        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-        broken |= !isfinite(x[i]);
+    // Without their sign, floats are ordered as their bits are, and what is not finite comes after all others.
+    const __m256i unsigned_ = _mm256_set1_epi32(INT32_MAX);
+    __m256i tops = _mm256_setzero_si256();
+    int64_t i = 0;
+    for (; i + 8 <= in; i += 8) {
+        __m256i sizes = _mm256_and_si256(unsigned_, _mm256_loadu_si256((const __m256i *)(x + i)));
+        tops = _mm256_max_epi32(tops, sizes);
     }
-    if (broken) return NAN; /* integers know no NaN: the scale carries it on */
-    if (most == 0) return 0;
+    int32_t bits[8], top = 0;
+    _mm256_storeu_si256((__m256i *)bits, tops);
+    for (int j = 0; j < 8; j++) top = bits[j] > top ? bits[j] : top;
+    for (; i < in; i++) {
+        int32_t one;
+        memcpy(&one, x + i, sizeof one);
+        one &= INT32_MAX;
+        top = one > top ? one : top;
+    }
+    if (top >= 0x7f800000) return NAN; /* integers know no NaN: the scale carries it on */
+    if (top == 0) return 0;
+    float most;
+    memcpy(&most, &top, sizeof most);
     // Lifting the smallest keeps MOST / most finite.
     float lift = most < 1e-30f ? 0x1p96f : 1.0f, up = MOST / (most * lift);
-    for (int64_t i = 0; i < in; i++) q[i] = (int16_t)lrintf(x[i] * lift * up);
+    const __m256 lifts = _mm256_set1_ps(lift), ups = _mm256_set1_ps(up);
+    for (i = 0; i + 16 <= in; i += 16) {
+        __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), lifts), ups));
+        __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8), lifts), ups));
+        _mm256_storeu_si256((__m256i *)(q + i), _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8));
+    }
+    for (; i < in; i++) q[i] = (int16_t)lrintf(x[i] * lift * up);
     return (double)most / MOST;
 }
 
@@ -230,9 +249,16 @@ uint64_t checksum(const char *data, int64_t bytes, int threads) {
 void rms(const float *x, const float *weight, double eps, float *y, int64_t rows, int64_t in) {
     for (int64_t r = 0; r < rows; r++) {
         double squares = 0;
-        for (int64_t i = 0; i < in; i++) squares += (double)x[r * in + i] * x[r * in + i];
+        __m256d four = _mm256_setzero_pd();
+        int64_t i = 0;
+        for (; i + 4 <= in; i += 4) {
+            __m256d some = _mm256_cvtps_pd(_mm_loadu_ps(x + r * in + i));
+            four = _mm256_fmadd_pd(some, some, four);
+        }
+        for (; i < in; i++) squares += (double)x[r * in + i] * x[r * in + i];
+        squares += four[0] + four[1] + four[2] + four[3];
         double c = 1.0 / sqrt(squares / in + eps);
-        for (int64_t i = 0; i < in; i++) y[r * in + i] = (float)(x[r * in + i] * c * weight[i]);
+        for (i = 0; i < in; i++) y[r * in + i] = (float)(x[r * in + i] * c * weight[i]);
     }
 }
 
