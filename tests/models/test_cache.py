@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from regard import Causal
+from regard.errors import ShapeError
 from regard.models.cache import StaticCache, static_caches
 from regard.nn import Attention, Cache
 
@@ -73,3 +76,30 @@ def test_attention_step_takes_a_static_cache_unchanged(spec: str):
         outs.append(out)
     assert isinstance(cache, StaticCache)
     torch.testing.assert_close(torch.cat(outs, 1), whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 1, 5), (2, 1, 1, 5), (2, 3, 1, 1), (2, 3, 1, 7), (4, 3, 1, 5)])
+@pytest.mark.parametrize("capacity", [8, 2])
+def test_cache_refuses_rows_heads_or_widths_that_are_not_its_own(shape: tuple[int, int, int, int], capacity: int):
+    cache = StaticCache(capacity=capacity).grown(*piece(2, 0))
+    good = piece(1, 1)[0]
+    for k, v in ((torch.ones(shape), torch.ones(shape)), (torch.ones(shape), good), (good, torch.ones(shape))):
+        with pytest.raises(ShapeError, match="takes"):
+            cache.grown(k, v)
+    assert torch.equal(cache.keys(), piece(2, 0)[0])
+
+
+def test_cache_refuses_more_values_than_keys():
+    cache = StaticCache(capacity=8).grown(*piece(2, 0))
+    with pytest.raises(ShapeError, match="takes"):
+        cache.grown(piece(1, 1)[0], piece(2, 1)[1])
+
+
+def test_threads_that_go_on_from_one_cache_stay_apart():
+    start = StaticCache(capacity=64).grown(*piece(2, 0))
+    with ThreadPoolExecutor(8) as pool:
+        ways = list(pool.map(lambda seed: start.grown(*piece(3, seed)), range(1, 65)))
+    for seed, way in enumerate(ways, 1):
+        assert torch.equal(way.keys()[:, :, 2:], piece(3, seed)[0])
+        assert torch.equal(way.keys()[:, :, :2], piece(2, 0)[0])
+    assert sum(way.k is start.k for way in ways) == 1

@@ -18,6 +18,7 @@ from ..nn import Attention, Cache
 from ..state import State
 from .blocks import Seat
 from .kept import Kept
+from .marks import weights_mark as weights_mark
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
     decoder = prepare(model)              # or prepare(model, "int8")
     logits, caches = decoder(tokens, caches)
 
-q, k and v are one product, and so are gate and up. Attention is still `Attention.meet`: any spec decodes this way. A family
+`prepare` is what sees that weights have changed: a decoder that is kept by hand goes on with what it copied (int8) or reads the
+model's own memory (float32 where C multiplies). q, k and v are one product, and so are gate and up. Attention is still `Attention.meet`: any spec decodes this way. A family
 whose blocks are not known here runs through its own forward.
 """
 
@@ -11,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -61,9 +61,9 @@ class Layer:
             return self.rest(x, heads), cache
         at = len(cache)
         turns = cast(Rope, a.spec.position) if a.turns_early else None
-        if turns is not None and turns.layout == "half" and x.shape[0] == batch and native.serves(flat):
-            native.turn(flat, *turns.angles(flat.view(batch, -1, D), at, at + 1), H + G, D)
-            turns = None
+        if turns is not None and turns.layout == "half" and x.shape[0] == batch:
+            angles = turns.angles(flat.view(batch, -1, D), at, at + 1)
+            turns = None if native.turn(flat, *angles, H + G, D) else turns
         qkv = flat.view(batch, -1, H + 2 * G, D).transpose(1, 2)
         qk, v = qkv[:, : H + G], qkv[:, H + G :]
         if turns is not None:
@@ -76,13 +76,12 @@ class Layer:
         x = self.out(heads.transpose(1, 2).reshape(x.shape[0], -1), onto=x)
         wide = self.into(_normed(self.norms[1], x))
         if self.ffn.gate is None:
-            wide = self.ffn.act(wide)
-        elif self.ffn.act is F.silu and native.serves(wide):
-            wide = native.swiglu(wide)
-        else:
+            return self.down(self.ffn.act(wide), onto=x)
+        inner = native.swiglu(wide) if self.ffn.act is F.silu else None
+        if inner is None:
             gate, up = wide.chunk(2, dim=-1)
-            wide = self.ffn.act(gate) * up
-        return self.down(wide, onto=x)
+            inner = self.ffn.act(gate) * up
+        return self.down(inner, onto=x)
 
 
 _NOTHING = State()
@@ -98,21 +97,32 @@ class Decoder:
             if isinstance(layer.inner, Energy):
                 raise CombinationError(f"layer {i} is {layer.spec}: energy moves earlier tokens too and cannot be decoded")
         self.model, self.weights = model, weights
-        self.known = isinstance(model, Llama | GPT2)
+        self.known = isinstance(model, Llama | GPT2) and all(map(_is_plain, _linears(model)))
+        self.modules = tuple(model.modules())
         self.depth = model.cache_count
+        self.products: list[Float | Int8] = []
         if not self.known:
             if weights != "float32":
+                strange = [type(x).__name__ for x in _linears(model) if not _is_plain(x)]
+                what = f" with a {strange[0]} in it" if isinstance(model, Llama | GPT2) and strange else ""
                 raise CombinationError(
-                    f"a {type(model).__name__} decodes through its own forward, which has no {weights} weights"
+                    f"a {type(model).__name__}{what} decodes through its own forward, which has no {weights} weights"
                 )
             return
         known = cast(Llama | GPT2, model)
         layout = Int8 if weights == "int8" else Float
         self.layers = [_layer(cast(Block, b), layout) for b in known.blocks]
         self.head = layout([known.head])
-        self.products: list[Float | Int8] = [self.head]
+        self.products = [self.head]
         for x in self.layers:
             self.products += cast(list[Float | Int8], [x.qkv, x.out, x.into, x.down])
+
+    def stale(self) -> bool:
+        """True where the model's parts or weights are no longer those that this was made of."""
+        modules = tuple(self.model.modules())
+        if len(modules) != len(self.modules) or any(a is not b for a, b in zip(modules, self.modules, strict=True)):
+            return True
+        return any(p.stale() for p in self.products)
 
     @property
     def nbytes(self) -> int:
@@ -136,7 +146,8 @@ class Decoder:
     ) -> tuple[Tensor, tuple[Cache, ...]]:
         """Logits (B, V) of the last token, or (B, N, V) of every one."""
         if not self.known:
-            found = self.model(tokens, allow=allow, caches=caches, states=states)
+            places = {"positions": positions} if isinstance(self.model, GPT2) else {}
+            found = self.model(tokens, allow=allow, caches=caches, states=states, **places)
             return found.logits if every else found.logits[:, -1], found.caches
         B, N = tokens.shape
         model = cast(Llama | GPT2, self.model)
@@ -158,16 +169,36 @@ class Decoder:
         return logits.view(B, N, -1) if every else logits, tuple(grown)
 
 
-def prepare(model: Model, weights: Weights = "float32") -> Decoder:
-    """The decoder of a model, made once: kept until the model is gone or its weights have changed."""
-    versions = tuple((p.data_ptr(), p._version) for p in model.parameters())
-    kept = _KEPT.setdefault(model, {})
-    if weights not in kept or kept[weights][0] != versions:
-        kept[weights] = versions, Decoder(model, weights)
-    return kept[weights][1]
+def prepare(model: Model, weights: Weights = "float32", *, fresh: bool = False) -> Decoder:
+    """The decoder of a model, made once: kept until the model is gone or its weights or parts are others.
+
+    What was copied from the weights is compared with them, every byte, on each call; `fresh=True` makes it anew unasked.
+    """
+    kept: _Kept | None = model.__dict__.get(_KEPT)
+    if kept is None:
+        # Kept with the model itself, so that both go together.
+        kept = _Kept()
+        object.__setattr__(model, _KEPT, kept)
+    decoder = kept.decoders.get(weights)
+    if decoder is None or fresh or decoder.model is not model or decoder.stale():
+        decoder = kept.decoders[weights] = Decoder(model, weights)
+    return decoder
 
 
-_KEPT: WeakKeyDictionary[Model, dict[str, tuple[tuple[tuple[int, int], ...], Decoder]]] = WeakKeyDictionary()
+_KEPT = "_regard_decoders"
+
+
+class _Kept:
+    """A model's decoders; a copy of the model, or what is read back from its file, has none yet."""
+
+    def __init__(self) -> None:
+        self.decoders: dict[str, Decoder] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+        return _Kept()
+
+    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
+        return _Kept, ()
 
 
 def _layer(block: Block, layout: type[Float] | type[Int8]) -> Layer:
@@ -180,13 +211,29 @@ def _layer(block: Block, layout: type[Float] | type[Int8]) -> Layer:
     )
 
 
+def _linears(model: Model) -> list[nn.Module]:
+    """The layers that a decoder multiplies with instead of calling them."""
+    if not isinstance(model, Llama | GPT2):
+        return []
+    found: list[nn.Module | None] = [model.head]
+    for block in cast(list[Block], list(model.blocks)):
+        a, ffn = block.attention, cast(FeedForward, block.ffn)
+        found += [a.q, a.k, a.v, a.out, ffn.up, ffn.gate, ffn.down]
+    return [x for x in found if x is not None]
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """True where calling the layer is one product with its weight; adapters and wrappers do more."""
+    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
+
+
 def _attentions(model: Model) -> list[Attention]:
     return [m for m in model.modules() if isinstance(m, Attention)]
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    if not isinstance(norm, nn.RMSNorm) or norm.eps is None:
+    if type(norm) is not nn.RMSNorm or norm.eps is None:
         return norm(x)
-    if norm.weight.dtype == torch.float32 and x.is_contiguous() and native.serves(x):
-        return native.rms(x, norm.weight, norm.eps)
-    return F.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
+    weight = cast(Tensor | None, norm.weight)
+    y = None if weight is None else native.rms(x, weight, norm.eps)
+    return F.rms_norm(x, norm.normalized_shape, weight, norm.eps) if y is None else y

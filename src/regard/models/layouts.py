@@ -8,7 +8,8 @@ There the arithmetic is nothing and reading the weights is all, so what counts i
     a few rows          oneDNN's blocked layout, made when the first such batch comes
     int8                a byte per weight, one scale per output; see `Int8`
 
-docs/decoding.md has what each way was measured to give.
+Where `native` multiplies, float32 weights are the model's own memory and can never be old. Whatever is copied from them is
+`stale` once their contents, compared whole, are others. docs/decoding.md has what each way was measured to give.
 """
 
 from __future__ import annotations
@@ -21,52 +22,85 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import native
+from .marks import content_mark
 
 FEW = 16
 """Rows up to which the blocked layout is faster than a plain product."""
 SHORT = 64
 """Rows up to which reading int8 weights again for every eight is cheaper than writing them out as floats."""
+BLOCK = 64
+"""Numbers of a row that torch's int8 kernels may read at a time, on any processor."""
 
 
 class Product(Protocol):
     """x (rows, in) to (rows, out); with `onto`, what it is added to, which is then overwritten where that saves a pass."""
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor: ...
+    def stale(self) -> bool: ...
 
 
 class Float:
     """Weights as they are, in the order that the number of rows asks for."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        weight, self.bias = joined(linears)
-        self.shape = weight.shape
-        on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self.native = on_cpu and weight.is_contiguous() and native.serves(weight[:1])
-        self.turned = on_cpu and not self.native and weight.shape[0] > weight.shape[1]
-        self.weight = weight.t().contiguous() if self.turned else weight
+        self.linears = list(linears)
+        weights, biases = [x.weight.detach() for x in linears], [None if x.bias is None else x.bias.detach() for x in linears]
+        self.shape = torch.Size((sum(w.shape[0] for w in weights), weights[0].shape[1]))
+        tensors = [x for x in (*weights, *biases) if x is not None]
+        on_cpu = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
+        usable = on_cpu and self.shape[1] > 0 and all(map(native.readable, tensors)) and native.library() is not None
+        self.matrices = native.Matrices(weights, biases) if usable else None
+        self.parts = list(zip(weights, biases, strict=True))
         self.blocked = on_cpu and torch.backends.mkldnn.is_available()
-        self.block: tuple[int, Tensor] | None = None
+        self.block: tuple[int, Tensor, object] | None = None
+        self.turned = False
+        if self.matrices is None:
+            self.turned = on_cpu and self.shape[0] > self.shape[1]
+            weight, bias = joined(self.parts)
+            self.parts = [(weight.t().contiguous() if self.turned else weight, bias)]
+        copied = self.turned or len(self.parts) < len(self.linears) or not all(map(_is_kept, self.linears))
+        self.place = None if copied else _places(self.linears)
+        self.content = _contents(self.linears) if copied else None
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        if self.native and x.shape[0] <= native.ROWS:
-            return native.product(x, self.weight, None, self.bias, onto)
+        if self.matrices is not None:
+            out = native.product(x, self.matrices, onto)
+            if out is not None:
+                return out
         out = self._product(x)
         return out if onto is None else onto + out
 
+    def stale(self) -> bool:
+        """True where the layers' weights are no longer what this multiplies with."""
+        if self.place is not None and self.place != _places(self.linears):
+            return True
+        if self.content is None and self.block is None:
+            return False
+        return (self.block[2] if self.content is None and self.block else self.content) != _contents(self.linears)
+
     def _product(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
-        if 1 < rows <= FEW and self.blocked:
+        if 1 < rows <= FEW and self.blocked and x.dtype == torch.float32:
             if self.block is None or self.block[0] != rows:
-                whole = self.weight.t().contiguous() if self.turned else self.weight
-                self.block = rows, _reorder(whole, rows)
-            return _blocked(x, self.block[1], self.bias, "none", [], "")
-        if not self.turned:
-            return F.linear(x, self.weight, self.bias)
-        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+                whole = self.parts[0][0].t().contiguous() if self.turned else joined(self.parts)[0]
+                self.block = rows, _reorder(whole, rows), self.content or _contents(self.linears)
+            return _blocked(x, self.block[1], joined(self.parts)[1], "none", [], "")
+        weight, bias = self.parts[0]
+        if self.turned:
+            return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+        if len(self.parts) == 1:
+            return F.linear(x, weight, bias)
+        # Each writes its columns of what one product of all would give.
+        out, at = x.new_empty(rows, self.shape[0]), 0
+        for weight, bias in self.parts:
+            here = out[:, at : at + weight.shape[0]]
+            torch.mm(x, weight.t(), out=here) if bias is None else torch.addmm(bias, x, weight.t(), out=here)
+            at += weight.shape[0]
+        return out
 
     @property
     def nbytes(self) -> int:
-        return self.shape.numel() * self.weight.element_size()
+        return self.shape.numel() * self.parts[0][0].element_size()
 
 
 class Int8:
@@ -77,38 +111,74 @@ class Int8:
     """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        weight, self.bias = joined(linears)
+        self.linears = list(linears)
+        weight, bias = joined([(x.weight.detach(), None if x.bias is None else x.bias.detach()) for x in linears])
+        self.content = _contents(self.linears)
         self.shape = weight.shape
-        self.scale = weight.float().abs().amax(dim=1).clamp_min(1e-12) / 127
-        self.values = (weight / self.scale.unsqueeze(1)).round_().to(torch.int8)
+        # The smallest that its reciprocal survives: a row of tiny weights is rounded like any other.
+        self.scale = weight.float().abs().amax(dim=1).clamp_min(1e-30) / 127
+        self.values = (weight.float() / self.scale.unsqueeze(1)).round_().to(torch.int8)
+        self.bias = bias
+        usable = weight.device.type == "cpu" and native.library() is not None
+        whole = None if bias is None else bias.float().contiguous()
+        self.matrices = native.Matrices([self.values], [whole], self.scale) if usable else None
+        # torch's kernel reads whole blocks of a row, also where a row ends within one.
+        self.packed = F.pad(self.values, (0, -self.shape[1] % BLOCK)) if self.matrices is None else None
         self.coarse = self.scale.to(torch.bfloat16)
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        if native.serves(x):
-            return native.product(x, self.values, self.scale, self.bias, onto)
-        if x.shape[0] <= SHORT and native.serves(x[:1]):
-            out = torch.cat([native.product(part, self.values, self.scale, None) for part in x.split(native.ROWS)])
-        elif x.shape[0] > FEW or native.serves(x[:1]):
+        if self.matrices is not None:
+            out = native.product(x, self.matrices, onto) if x.shape[0] <= native.ROWS else self._pieces(x, onto)
+            if out is not None:
+                return out
+        if self.packed is None or x.shape[0] > FEW:
             # Many rows share the work of writing the weights out.
             out = F.linear(x, self.values.to(x.dtype) * self.scale.unsqueeze(1).to(x.dtype))
         else:
-            out = _bytes(x.to(torch.bfloat16), self.values, self.coarse).to(x.dtype)
-        out = out if self.bias is None else out.add_(self.bias)
+            wide = F.pad(x, (0, self.packed.shape[1] - x.shape[1])).to(torch.bfloat16)
+            out = _bytes(wide, self.packed, self.coarse).to(x.dtype)
+        out = out if self.bias is None else out + self.bias
         return out if onto is None else onto + out
+
+    def _pieces(self, x: Tensor, onto: Tensor | None) -> Tensor | None:
+        """Eight rows at a time, as long as that is cheaper."""
+        if self.matrices is None or x.shape[0] > SHORT or not native.serves(x[:1]):
+            return None
+        outs = [native.product(part, self.matrices) for part in x.split(native.ROWS)]
+        out = torch.cat([y for y in outs if y is not None])
+        return out if onto is None else onto + out
+
+    def stale(self) -> bool:
+        """True where the layers' weights are no longer those that were rounded."""
+        return self.content != _contents(self.linears)
 
     @property
     def nbytes(self) -> int:
         return self.shape.numel()
 
 
-def joined(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Layers that read the same input, as one; a single layer's own tensors, not copies."""
-    if len(linears) == 1:
-        bias = linears[0].bias
-        return linears[0].weight.detach(), None if bias is None else bias.detach()
-    weight = torch.cat([x.weight.detach() for x in linears])
-    biases = [x.bias for x in linears if x.bias is not None]
-    return weight, torch.cat([b.detach() for b in biases]) if biases else None
+def joined(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """Weights and biases of layers that read the same input, as one; a single layer's own tensors, not copies."""
+    if len(parts) == 1:
+        return parts[0]
+    weight = torch.cat([w for w, _ in parts])
+    if all(b is None for _, b in parts):
+        return weight, None
+    return weight, torch.cat([w.new_zeros(w.shape[0]) if b is None else b for w, b in parts])
+
+
+def _is_kept(linear: nn.Linear) -> bool:
+    """False where the weight or the bias is computed each time it is read, as parametrizations do."""
+    return "weight" in linear._parameters and "bias" in linear._parameters  # pyright: ignore[reportPrivateUsage]
+
+
+def _places(linears: Sequence[nn.Linear]) -> list[object]:
+    # The layout holds the old memory, so an address that is the same is the same memory.
+    return [None if x is None else (x.data_ptr(), x.shape, x.stride(), x.dtype) for f in linears for x in (f.weight, f.bias)]
+
+
+def _contents(linears: Sequence[nn.Linear]) -> list[object]:
+    return [None if x is None else (x.shape, x.dtype, x.device, content_mark(x)) for f in linears for x in (f.weight, f.bias)]
 
 
 _reorder: Any = torch.ops.mkldnn._reorder_linear_weight if torch.backends.mkldnn.is_available() else None  # pyright: ignore
