@@ -45,7 +45,7 @@ class StaticCache(Cache):
         home.k.narrow(2, start, stop - start).copy_(k)
         home.v.narrow(2, start, stop - start).copy_(v)
         home.taken[0] = stop
-        return StaticCache(home.k, home.v, self.carry, self.lead, stop, home.capacity, home.taken)
+        return StaticCache(home.k, home.v, self.carry, self.lead, self.owner, stop, home.capacity, home.taken)
 
     def _moved(self, k: Tensor, v: Tensor, needed: int) -> StaticCache:
         """A new room, at least twice as large where the old one was too small."""
@@ -64,7 +64,8 @@ class StaticCache(Cache):
             return self
         carry = None if self.carry is None else self.carry.index_select(0, index)
         k, v = (x.index_select(0, index) for x in (self.k, self.v))
-        return replace(self, k=k, v=v, carry=carry, taken=[self.length])
+        owner = None if self.owner is None else self.owner.pick(index)
+        return replace(self, k=k, v=v, carry=carry, owner=owner, taken=[self.length])
 
 
 def static_caches(depth: int, capacity: int = FIRST_ROOM) -> tuple[StaticCache, ...]:
