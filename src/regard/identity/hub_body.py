@@ -18,7 +18,7 @@ from ..models.convert.families import FAMILIES
 from .body import Body, Heads, fingerprint
 from .identity import Base
 from .interface import Call
-from .lived import Hooks, lived
+from .lived import lived
 from .probe import Layout, catches, expect_hub, layers_of, probe, projections, value_weight
 from .read import LayerRead
 
@@ -31,7 +31,7 @@ class HubBody(Body):
 
     def __init__(self, model: nn.Module) -> None:
         expect_hub(model)
-        self.model, self.hooks = model, Hooks()
+        self.model = model
         hub = cast(Any, model)
         if hub.config.is_encoder_decoder or getattr(hub.config, "add_cross_attention", False):
             raise CombinationError(f"a {type(model).__name__} reads two texts; an identity lives in a decoder of one")

@@ -25,7 +25,6 @@ from .body import Body, body_of
 from .identity import Identity
 from .read import LayerRead, layer_reads
 
-
 Who = Identity | Sequence[Identity | None] | None
 """One identity for all rows, or one for each; None is the model itself."""
 

@@ -217,9 +217,7 @@ def _resting(model: nn.Module) -> Generator[None]:
 
 
 @torch.no_grad()
-def _run(
-    decoder: Decoder, streams: list[Stream], s: Sampling, states: States, prefill: int, bends: Bends
-) -> Generator[None]:
+def _run(decoder: Decoder, streams: list[Stream], s: Sampling, states: States, prefill: int, bends: Bends) -> Generator[None]:
     """Stops after every token; who speaks is bound to each step, and to nothing between them."""
     prompts = [x.prompt for x in streams]
     lengths = [len(p) for p in prompts]
