@@ -37,6 +37,9 @@ class HubBody(Body):
             raise CombinationError(f"a {type(model).__name__} reads two texts; an identity lives in a decoder of one")
         config = hub.config.get_text_config()
         self.layout = Layout.of(config)
+        table = next((m for n, m in model.named_modules() if n.rpartition(".")[2] in ("wpe", "embed_positions")), None)
+        self.has_places = isinstance(table, nn.Embedding)
+        self.context = getattr(config, "max_position_embeddings", None)
         caught: dict[tuple[nn.Module, str], Tensor] = {}
         calls, out, hidden = self._probed(caught)
         self.layers = [c.module for c in calls]

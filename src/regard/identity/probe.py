@@ -107,6 +107,11 @@ class Layout:
 
     @classmethod
     def of(cls, config: Any) -> Layout:
+        if not hasattr(config, "num_attention_heads"):
+            raise CombinationError(
+                f"a {config.model_type} has no attention heads (a state-space or recurrent model, perhaps): an identity is read by "
+                "attention, and nothing else in a model would read it"
+            )
         heads = int(config.num_attention_heads)
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         return cls(int(width), heads, int(getattr(config, "num_key_value_heads", None) or heads))
