@@ -57,7 +57,12 @@ def test_an_identity_is_made_for_a_model_or_for_its_base():
 
 @pytest.mark.parametrize(
     ("given", "why"),
-    [("mara", "'mara' is no identity.*IdentityStore"), (3, "3 is no identity"), (["mara"], "row 0 is 'mara'"), ({}, "no identity")],
+    [
+        ("mara", "'mara' is no identity.*IdentityStore"),
+        (3, "3 is no identity"),
+        (["mara"], "row 0 is 'mara'"),
+        ({}, "no identity"),
+    ],
 )
 def test_who_is_no_identity_cannot_live(given: Any, why: str):
     for model in (lives.llama(), hubs.hub("llama")):

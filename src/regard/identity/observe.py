@@ -107,7 +107,9 @@ def tokenised(text: str | Chat | Sequence[int] | Tensor, tokenizer: Tokenizer | 
             f"{text!r:.60} is nothing to observe: give a text, a chat or token ids; observe(model, text, tokenizer)"
         )
     if not len(text):
-        raise ShapeError("there is nothing to observe: the text, the chat or the list of token ids is empty")
+        raise ShapeError(
+            "there is nothing to observe: an experience has at least two tokens, and this text, chat or list of token ids is empty"
+        )
     if not isinstance(text, str) and isinstance(text[0], int):
         if not all(isinstance(i, int) for i in text):
             raise StateError(
