@@ -83,6 +83,9 @@ class Cache:
 
     def of(self, owner: Owner, batch: int) -> Cache:
         """This cache for whoever goes on with it; refused where another filled it."""
+        if self.owner is owner and self.k is not None and self.k.shape[0] == batch:
+            # Every step but the first.
+            return self
         if self.k is None or not (len(self) or self.lead):
             return self if self.owner == owner else replace(self, owner=owner)
         if self.owner != owner:
