@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol, cast
+from secrets import token_hex
+from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
 from jaxtyping import Float
@@ -22,12 +22,30 @@ from .attention.inspect import Attended, inspect
 from .attention.operator import attend, run
 from .attention.problem import pose
 from .attention.spec import Spec, parse
-from .errors import CombinationError, ShapeError
+from .errors import CombinationError, ShapeError, StateError
 from .geometry import Dot, SelfConditioned
 from .position import NoPosition, Relative, Rope
+from .scope import Scope
 from .selection import Energy, Hopfield, Softmax
 from .selection.wrappers import unwrap
 from .state import Additive, Self, State
+
+
+class Owner(NamedTuple):
+    """Who filled a cache, and may go on with it."""
+
+    layer: str
+    spec: str
+    who: str | None = None
+    """The digest of what an identity does to the layer; None for the model by itself."""
+    rows: tuple[int, ...] | None = None
+    """Which of several identities each row of the batch is; None where one is for all of them."""
+
+    def pick(self, index: Tensor) -> Owner:
+        """The owner of some rows of the batch, in this order."""
+        if self.rows is None:
+            return self
+        return self._replace(rows=tuple(self.rows[i] for i in index.tolist()))
 
 
 @dataclass(frozen=True)
@@ -39,6 +57,8 @@ class Cache:
     carry: Tensor | None = None
     lead: int = 0
     """Places before the first token: what an identity remembers stands there, and counts for no position."""
+    owner: Owner | None = None
+    """Who filled it; None while it is empty, or where somebody made it by hand."""
 
     def __len__(self) -> int:
         return 0 if self.k is None else self.k.shape[2] - self.lead
@@ -61,13 +81,49 @@ class Cache:
         """This cache, empty still, with slots before its first token."""
         return replace(self.grown(k, v), lead=k.shape[2])
 
+    def of(self, owner: Owner, batch: int) -> Cache:
+        """This cache for whoever goes on with it; refused where another filled it."""
+        if self.owner is owner and self.k is not None and self.k.shape[0] == batch:
+            # Every step but the first.
+            return self
+        if self.k is None or not (len(self) or self.lead):
+            return self if self.owner == owner else replace(self, owner=owner)
+        if self.owner != owner:
+            # What was made by hand is read by the model alone: an identity's keys are wider than any that it could hold.
+            if self.owner is not None or owner.who is not None:
+                raise StateError(_refusal(self.owner, owner))
+            return replace(self, owner=owner)
+        if self.k.shape[0] != batch:
+            raise ShapeError(f"the cache holds {self.k.shape[0]} rows, and {batch} come after it; pick its rows first")
+        return self
+
+
+def _refusal(filled: Owner | None, now: Owner) -> str:
+    """Why one may not read what another has filled, and what to do."""
+    if filled is None or (filled.layer == now.layer and filled.spec == now.spec and filled.who is None):
+        why = "it was filled by the model itself, and an identity lives in it now"
+    elif filled.spec != now.spec:
+        why = f"it was filled under {filled.spec!r}, and this layer is {now.spec!r}"
+    elif filled.layer != now.layer:
+        why = "another layer or another model filled it"
+    elif now.who is None:
+        why = "an identity filled it, and nobody lives in the model now"
+    elif filled.who == now.who:
+        why = f"its rows are those of identities {filled.rows}, and now they are {now.rows}"
+    else:
+        why = "another identity (or the same under another beta, or in other rows) filled it"
+    return f"this cache belongs to who filled it, and {why}; begin with an empty cache, or go on as the one who filled it"
+
 
 class Bend(Protocol):
     """What an identity does to one layer: heads that RoPE has not turned yet go in, heads come out."""
 
     def meet(
-        self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Cache, allow: Allow | Tensor | None
-    ) -> tuple[Tensor, Cache]: ...
+        self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Cache | None, allow: Allow | Tensor | None
+    ) -> tuple[Tensor, Cache]:
+        """Without a cache the text is whole, and the one that is given back is nobody's."""
+        ...
+
     def step(self, attention: Attention, qkv: Tensor, batch: int, cache: Cache, allow: Allow) -> tuple[Tensor, Cache] | None:
         """The same for one token per row, from one product (B, (H + 2G)·D); None where there is no shorter way."""
         ...
@@ -84,33 +140,35 @@ class Bend(Protocol):
         ...
 
 
-_BENDS: ContextVar[Mapping[nn.Module, Bend] | None] = ContextVar("bends", default=None)
-"""Of this thread or task alone: two requests may live different lives on one model at the same time."""
+_BENDS: Scope[Bend] = Scope("bends")
+"""Of the code inside a block alone: two requests may live different lives on one model at the same time."""
 
 
 @contextmanager
 def bent(bends: Mapping[nn.Module, Bend | None]) -> Generator[None]:
     """Inside, these layers attend as their bends say; the models themselves are not touched, and others go on as they were."""
-    merged = {**(_BENDS.get() or {}), **bends}
-    token = _BENDS.set({m: b for m, b in merged.items() if b is not None} or None)
-    try:
+    with _BENDS.held(bends):
         yield
-    finally:
-        _BENDS.reset(token)
 
 
 @contextmanager
-def bent_rows(rows: list[int] | None, count: int) -> Generator[None]:
-    """Inside, row i of a batch is what row `rows[i]` of the bends is for; all rows together are `count`."""
-    now = _BENDS.get()
-    if now is None or rows is None:
+def bound(bends: Mapping[nn.Module, Bend]) -> Generator[None]:
+    """One call, whose layers attend as these bends say and no other, whoever lives there meanwhile; never around a yield."""
+    with _BENDS.bound(bends):
         yield
-        return
-    for b in now.values():
+
+
+def bends_in(model: nn.Module) -> dict[nn.Module, Bend]:
+    """What bends the layers of a model here and now, to go on with wherever it will be used."""
+    return _BENDS.of(m for m in model.modules() if isinstance(m, Attention))
+
+
+def bends_of_rows(bends: Mapping[nn.Module, Bend], rows: list[int], count: int) -> dict[nn.Module, Bend]:
+    """The bends of a batch whose row i is row `rows[i]` of theirs; all rows together are `count`."""
+    for b in bends.values():
         if b.batch not in (1, count):
             raise ShapeError(f"{b.batch} identities live here, one for each row, and there are {count} rows")
-    with bent({m: b.rows(torch.tensor(rows)) for m, b in now.items()}):
-        yield
+    return dict(bends) if rows == list(range(count)) else {m: b.rows(torch.tensor(rows)) for m, b in bends.items()}
 
 
 class Attention(nn.Module):
@@ -156,6 +214,8 @@ class Attention(nn.Module):
         self.v = None if bare else nn.Linear(source, key_heads * D, bias=bool(bias))
         self.out = None if bare else nn.Linear(heads * D, width, bias=bias is True)
         self.trained = nn.ParameterDict(_trained(self.spec, heads, key_heads, D, self_width))
+        self.name = token_hex(8)
+        """Tells this layer from every other; a copy of it, with the same weights, keeps the name."""
 
     def forward(
         self,
@@ -168,7 +228,7 @@ class Attention(nn.Module):
         q, k, v = self._project(x, x if context is None else context)
         bend = self.bend
         if bend is not None and v is not None and context is None:
-            return self.joined(bend.meet(self, q, k, v, Cache(), allow)[0])
+            return self.joined(bend.meet(self, q, k, v, None, allow)[0])
         return self.joined(attend(q, k, v, self.spec, allow=allow, state=self.state(state)))
 
     def inspect(
@@ -209,7 +269,7 @@ class Attention(nn.Module):
 
         Where `turns_early` says so, q and k come turned.
         """
-        cache = cache.grown(k, k if v is None else v)
+        cache = cache.of(self.owner, k.shape[0]).grown(k, k if v is None else v)
         if self.bare and q.shape[2] == 1 and (allow is None or isinstance(allow, Causal | All)):
             # One token after the others is what decoding does all day: the call that the plan would come to, at once.
             return one_row(q, cache.keys(), cache.values(), cast(Dot, self.spec.geometry).scale_for(self.head_width)), cache
@@ -221,8 +281,12 @@ class Attention(nn.Module):
     @property
     def bend(self) -> Bend | None:
         """What bends this layer here and now; None for a model by itself."""
-        bends = _BENDS.get()
-        return None if bends is None else bends.get(self)
+        return _BENDS.get(self)
+
+    @cached_property
+    def owner(self) -> Owner:
+        """This layer by itself, as the caches that it fills name it."""
+        return Owner(self.name, str(self.spec))
 
     @cached_property
     def met(self) -> Spec:
@@ -314,4 +378,4 @@ def _trained(spec: Spec, H: int, G: int, D: int, S: int) -> dict[str, nn.Paramet
     return {name: nn.Parameter(value) for name, value in found.items()}
 
 
-__all__ = ["Attention", "Bend", "Cache", "bent", "bent_rows"]
+__all__ = ["Attention", "Bend", "Cache", "Owner", "bends_in", "bends_of_rows", "bent", "bound"]

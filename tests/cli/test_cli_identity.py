@@ -427,3 +427,29 @@ def test_ctrl_c_stops_the_chat_in_a_pipe_with_130(model: str):
         _, errors = chat.communicate(timeout=30)
     assert chat.returncode == 130
     assert "Traceback" not in errors
+
+
+def test_a_text_that_was_imprinted_already_is_recognised_by_its_words(model: str, tmp_path: Path, db: Path):
+    (tmp_path / "diary.txt").write_text("I am Mara. My cat is called Mochi.")
+    (tmp_path / "copy.txt").write_text("I am Mara. My cat is called Mochi.")
+    one = ("-i", "mara", "-m", model, "--keep", "shock")
+    good("imprint", str(tmp_path / "diary.txt"), *one)
+    for file in ("diary.txt", "copy.txt"):
+        said = good("imprint", str(tmp_path / file), *one)
+        assert "mara has lived through this text already, as diary on " in said
+        assert "nothing was written" in said
+    with IdentityStore(str(db)) as store:
+        assert [e.kind for e in store.journal("mara")] == ["new", "imprint"]
+    assert "kept" in good("imprint", str(tmp_path / "diary.txt"), *one, "--again")
+    assert "kept" in good("imprint", str(tmp_path / "diary.txt"), "-i", "tom", "-m", model, "--keep", "shock")
+    good("identity", "rollback", "mara", "2")
+    assert "kept" in good("imprint", str(tmp_path / "diary.txt"), *one), "what was rolled back was not lived through"
+
+
+def test_a_long_text_is_cut_to_what_the_model_was_trained_on(tmp_path: Path):
+    folder = tiny(tmp_path / "short", 0)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    said = good("imprint", "-", "-i", "mara", "-m", str(folder), "--keep", "shock", stdin="One two three. " * 20)
+    # 300 bytes in pieces of at most 48.
+    assert "7 experiences" in said

@@ -215,13 +215,10 @@ class Talk:
         return self.tokenizer.encode(self.tokenizer.chat([*first, *said]))
 
     def answer(self, who: Identity | None, tokens: list[int], show: Callable[[Token], object] | None = None) -> Generated:
-        from ..identity.living import living
         from ..models.generate import generate
 
-        with living(self.model, who):
-            return generate(
-                self.model, tokens, self.sampling, tokenizer=self.tokenizer, on_token=show, weights=cast(Any, self.weights)
-            )
+        how = cast(Any, self.weights)
+        return generate(self.model, tokens, self.sampling, identity=who, tokenizer=self.tokenizer, on_token=show, weights=how)
 
     def turn(self, text: str) -> None:
         def show(token: Token) -> None:
@@ -242,10 +239,11 @@ class Talk:
 
     def imprint(self, pair: list[dict[str, str]]) -> None:
         """The turn into the identity as it is now, which may be ahead of the one that is being read."""
+        from ..identity.body import body_of
         from ..identity.replay import happened, told
 
         name = cast(str, self.name)
-        event = told(pair, source=self.source, rule=self.rule, affect=self.affect)
+        event = told(pair, source=self.source, rule=self.rule, affect=self.affect, piece=body_of(self.model).piece)
         before = after = self.store.load(name)
 
         def write(me: Identity) -> Identity:

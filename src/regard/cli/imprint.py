@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from .generate import DEFAULT
 from .speech import fail, progress, verb
-from .who import ModelOption, StoreOption, note, open_model, open_store, parse_affect, several, size, text_of, words
+from .who import ModelOption, StoreOption, clean, note, open_model, open_store, parse_affect, several, size, text_of, words
+
+if TYPE_CHECKING:
+    from ..identity import Event
 
 SHOWN = 12
 """Words of what was kept that are printed."""
@@ -28,6 +33,9 @@ def imprint(
         str | None, typer.Option(help="what is worth keeping: learned, coverage, shock, attention, snapkv, recency, …")
     ] = None,
     budget: Annotated[int | None, typer.Option(help="slots that the identity has at most", min=0)] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="also when the identity has lived through this very text before")
+    ] = False,
     model: ModelOption = DEFAULT,
     store: StoreOption = None,
 ) -> None:
@@ -35,7 +43,7 @@ def imprint(
 
     The model reads it once; what is worth keeping is kept as keys and values, a few hundred kilobytes for a life. Long texts are
     read in pieces. A message is {"role": "user", "content": "…"}, as in every chat API. What was written can be taken back, by
-    its source, with `regard identity forget`.
+    its source, with `regard identity forget`. A text that the identity has lived through already is recognised, and left alone.
 
     \b
     regard imprint diary.txt --identity mara
@@ -45,6 +53,7 @@ def imprint(
     changes: dict[str, Any] = {k: v for k, v in (("keep", keep), ("budget", budget)) if v is not None}
     text = text_of(file)
     from ..identity import Identity, Rule
+    from ..identity.body import body_of
     from ..identity.replay import happened, told
     from ..identity.store.records import checked_name
 
@@ -52,13 +61,22 @@ def imprint(
     gain = parse_affect(affect)
     rule = Rule(**changes)
     name = source or ("stdin" if file == "-" else Path(file).stem)
-    event = told(messages(text, file), source=name, rule=rule, affect=gain)
+    said = messages(text, file)
+    event = told(said, source=name, rule=rule, affect=gain)
     with open_store(store) as kept:
+        known = identity in kept.names()
+        if known and not again and (before := _lived(kept.journal(identity), event)) is not None:
+            day = time.strftime("%Y-%m-%d", time.gmtime(before.time))
+            typer.echo(
+                f"{identity} has lived through this text already, as {clean(str(before.source))} on {day}: nothing was written"
+            )
+            note("--again imprints it once more")
+            return
         with progress() as tell:
-            known = identity in kept.names()
             body, tokenizer, base = open_model(model, tell)
             # Another model's identity is refused before anything is read, which may take long.
             start = kept.load(identity, base) if known else Identity.new(base)
+            event = told(said, source=name, rule=rule, affect=gain, piece=body_of(body).piece)
             after = happened(body, tokenizer, start, event, tell=tell)
             expected = start.parent if known else kept.new(identity, start).id
             commit = kept.commit(identity, after, event=event, expected=expected)
@@ -72,6 +90,11 @@ def imprint(
             f"{identity} {commit.id[:12]}  {several(len(after.imprints), 'imprint')}, "
             f"{several(after.life.experiences, 'experience')}, {size(after.nbytes)}"
         )
+
+
+def _lived(events: Sequence[Event], event: Event) -> Event | None:
+    """The event in which the same words were imprinted before, whatever their source was called."""
+    return next((e for e in events if e.kind == "imprint" and e.text == event.text), None)
 
 
 def messages(text: str, file: str) -> Any:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..attention.allow import Causal, Window
-from ..errors import CombinationError
+from ..errors import CombinationError, ShapeError
 from ..geometry import Dot
 from ..models.base import Model, walk
 from ..models.gpt2 import GPT2
@@ -27,6 +28,8 @@ from ..nn import Attention, bent
 from .identity import Base
 from .read import LayerRead, _turns  # pyright: ignore[reportPrivateUsage]
 
+PIECE = 1000
+"""Tokens of one experience at most: what is longer is lived through piece by piece."""
 SAMPLES = 1024
 """Numbers of each weight that go into a fingerprint."""
 
@@ -45,6 +48,24 @@ class Body(ABC):
     base: Base
     scales: list[float]
     """Of the scores, layer by layer."""
+    context: int | None = None
+    """Tokens that a text has at most: more were not trained on."""
+    has_places: bool = False
+    """True where the model looks places up in a table, and has none for a longer text."""
+
+    def expect_room(self, count: int) -> None:
+        """A word before minutes of work: an error for a text that has no place, a warning for one longer than was trained on."""
+        if self.context is None or count <= self.context:
+            return
+        said = f"{count:,} tokens are past this model's context of {self.context:,} tokens"
+        if self.has_places:
+            raise ShapeError(f"{said}; give them in pieces of at most {self.context:,}")
+        warnings.warn(f"{said}: it was not trained on texts as long; give them in pieces", stacklevel=3)
+
+    @property
+    def piece(self) -> int:
+        """Tokens that a text is cut into where it is long, so that a chat's markup has room beside them."""
+        return PIECE if self.context is None else max(2, min(PIECE, 3 * self.context // 4))
 
     @abstractmethod
     def hidden(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N M"]:
@@ -81,6 +102,7 @@ class OwnBody(Body):
         self.layers = [m for m in model.modules() if isinstance(m, Attention)]
         if not self.layers or not isinstance(model, Llama | GPT2):
             raise CombinationError(f"a {type(model).__name__} is no decoder that an identity can live in: use LLaMA or GPT-2")
+        self.context, self.has_places = getattr(model.config, "context", None), isinstance(model, GPT2)
         for layer in self.layers:
             _turns(layer)
         first = self.layers[0]
@@ -97,6 +119,7 @@ class OwnBody(Body):
     def hidden(self, tokens: Tensor) -> Tensor:
         model = cast(Llama | GPT2, self.model)
         window = getattr(model.config, "window", None)
+        self.expect_room(tokens.shape[1])
         x = model.embed(tokens)
         if isinstance(model, GPT2):
             x = x + model.place(torch.arange(tokens.shape[1], device=tokens.device))
@@ -150,7 +173,9 @@ def fingerprint(weights: Sequence[Tensor]) -> str:
 
 def body_of(model: nn.Module) -> Body:
     """The body of a model, made once for as long as its weights stay where they are."""
-    mark = hash(tuple((p.data_ptr(), p._version) for p in model.parameters()))
+    if not isinstance(model, nn.Module):
+        raise CombinationError(f"{model!r:.60} is no model: give one of regard.models, or of transformers")
+    mark = weights_mark(model)
     # Kept with the model itself, so that both go together; a module's own __setattr__ is for its parts.
     kept: tuple[int, Body] | None = model.__dict__.get(_BODY)
     if kept is not None and kept[0] == mark:
@@ -165,6 +190,11 @@ def body_of(model: nn.Module) -> Body:
     return body
 
 
+def weights_mark(model: nn.Module) -> int:
+    """A number that changes when the weights do, as far as torch says so."""
+    return hash(tuple((p.data_ptr(), p._version) for p in model.parameters()))
+
+
 _BODY = "_regard_body"
 
 
@@ -173,7 +203,7 @@ def base_of(model: nn.Module) -> Base:
     return body_of(model).base
 
 
-__all__ = ["Body", "Heads", "base_of", "body_of", "fingerprint"]
+__all__ = ["PIECE", "Body", "Heads", "base_of", "body_of", "fingerprint", "weights_mark"]
 
 
 @contextmanager

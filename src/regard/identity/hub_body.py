@@ -18,7 +18,7 @@ from ..models.convert.families import FAMILIES
 from .body import Body, Heads, fingerprint
 from .identity import Base
 from .interface import Call
-from .lived import Hooks, lived
+from .lived import lived
 from .probe import Layout, catches, expect_hub, layers_of, probe, projections, value_weight
 from .read import LayerRead
 
@@ -31,12 +31,15 @@ class HubBody(Body):
 
     def __init__(self, model: nn.Module) -> None:
         expect_hub(model)
-        self.model, self.hooks = model, Hooks()
+        self.model = model
         hub = cast(Any, model)
         if hub.config.is_encoder_decoder or getattr(hub.config, "add_cross_attention", False):
             raise CombinationError(f"a {type(model).__name__} reads two texts; an identity lives in a decoder of one")
         config = hub.config.get_text_config()
         self.layout = Layout.of(config)
+        table = next((m for n, m in model.named_modules() if n.rpartition(".")[2] in ("wpe", "embed_positions")), None)
+        self.has_places = isinstance(table, nn.Embedding)
+        self.context = getattr(config, "max_position_embeddings", None)
         caught: dict[tuple[nn.Module, str], Tensor] = {}
         calls, out, hidden = self._probed(caught)
         self.layers = [c.module for c in calls]

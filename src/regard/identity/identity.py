@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import CheckpointError, RegardError, StateError
 from .packed import Packed
@@ -151,7 +151,14 @@ class Identity:
         check(self)
 
     @classmethod
-    def new(cls, base: Base) -> Identity:
+    def new(cls, base: Base | nn.Module) -> Identity:
+        """An identity that has met nothing, for a model or for the base that `base_of` names it by."""
+        if isinstance(base, nn.Module):
+            from .body import base_of
+
+            base = base_of(base)
+        if not isinstance(base, Base):
+            raise StateError(f"{base!r:.60} is no model: Identity.new(model), or Identity.new(base_of(model))")
         return cls(base)
 
     @property

@@ -22,10 +22,12 @@ from ..errors import CombinationError, ShapeError
 from ..position import NoPosition
 from ..selection.wrappers import unwrap
 from .body import body_of
+from .flight import LOCK
 from .hub_body import HubBody
 from .identity import Identity
-from .interface import SPECS, put_in, take_out
-from .lived import move_in_for_all
+from .install import put_in
+from .interface import SPECS
+from .lived import follow, move_in_for_all
 from .probe import layers_of, probe
 from .read import layer_reads
 
@@ -65,15 +67,17 @@ def inject(model: nn.Module, what: What, layers: Sequence[int] | None = None) ->
     specs = _by_layer(what, layers, found)
     for spec in specs.values():
         _refuse(spec)
-    put_in(model)
-    for i, spec in specs.items():
-        SPECS.setdefault(found[i], []).append(spec)
+    with LOCK:
+        take_out = put_in(model, found.values(), follow)
+        for i, spec in specs.items():
+            SPECS.setdefault(found[i], []).append(spec)
 
     def undo() -> None:
-        for i, spec in specs.items():
-            here = SPECS[found[i]]
-            del here[max(n for n, x in enumerate(here) if x is spec)]
-        take_out(model)
+        with LOCK:
+            for i, spec in specs.items():
+                here = SPECS[found[i]]
+                del here[max(n for n, x in enumerate(here) if x is spec)]
+            take_out()
 
     put = Injected(model, undo)
     try:

@@ -8,8 +8,7 @@ mask which that one would have been given: its logits stay what they were, bit f
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,9 @@ from ..attention.spec import Spec
 from ..errors import CombinationError
 from ..geometry import Dot
 from ..position import NoPosition
+from ..scope import Scope
 from ..selection import Softmax
+from .flight import flight, is_unhooked_forward, note_mask
 
 KEY = "regard"
 """transformers looks for 'sdpa', 'flash', 'flex' and 'paged' inside such names, so none of them may be in ours."""
@@ -134,20 +135,43 @@ class Reader(Protocol):
 
 SPECS: WeakKeyDictionary[nn.Module, list[Spec]] = WeakKeyDictionary()
 """What was put into each layer; the last of them counts."""
-HERE: ContextVar[Mapping[nn.Module, Reader | None]] = ContextVar("here", default={})  # noqa: B039
-"""Who lives in a layer, in this thread or task alone, as with our own models. None keeps out whoever moved in for all."""
+HERE: Scope[Reader] = Scope("here")
+"""Who lives in a layer, for the code inside a block alone, as with our own models. None keeps out whoever moved in for all."""
 FOR_ALL: dict[nn.Module, list[Reader]] = {}
 """Who lives in a layer for every thread."""
 HEARD: ContextVar[list[Call] | None] = ContextVar("heard", default=None)
 """Where the calls of this thread or task are written down while somebody asks which layers call."""
 
 
+_ABSENT = object()
+
+
 def lived_in(module: nn.Module) -> Reader | None:
-    here = HERE.get()
-    if module in here:
-        return here[module]
+    """Who lives in a layer, for the forward that this thread is in."""
+    if _began_before():
+        return None
+    here = HERE.get(module, _ABSENT)
+    if here is not _ABSENT:
+        return here
+    now = flight()
+    if now is not None:
+        return now.everyone.get(module)
     everyone = FOR_ALL.get(module)
     return everyone[-1] if everyone else None
+
+
+def spec_of(module: nn.Module) -> Spec | None:
+    """What was put into a layer, for the forward that this thread is in."""
+    now = flight()
+    if now is not None:
+        return now.put.get(module)
+    put = SPECS.get(module)
+    return put[-1] if put and not _began_before() else None
+
+
+def _began_before() -> bool:
+    """True inside a forward that began before anything was put in; a probe puts nothing in, and asks for what is there."""
+    return flight() is None and HEARD.get() is None and is_unhooked_forward()
 
 
 def attention(
@@ -161,20 +185,19 @@ def attention(
     **kwargs: Any,
 ) -> Result:
     """What transformers calls under our key."""
-    put, reader, heard = SPECS.get(module), lived_in(module), HEARD.get()
+    put, reader, heard = spec_of(module), lived_in(module), HEARD.get()
     reader = reader if reader is not None and reader.reads(module) else None
     call = None
-    if put or reader is not None or heard is not None:
+    if put is not None or reader is not None or heard is not None:
         call = _call(module, query, key, value, attention_mask, scaling, dropout, kwargs)
     if call is not None and heard is not None:
         heard.append(call)
-    if call is None or not (put or reader):
+    if call is None or (put is None and reader is None):
         return _as_before(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     chosen = [name for name in CHOOSES if kwargs.get(name) is not None]
     if chosen:
         raise CombinationError(f"{type(module).__name__} chooses keys by {chosen[0]}=, which no mechanism here reads")
-    spec = put[-1] if put else None
-    return reader.answer(call, spec) if reader is not None else call.answered(spec)
+    return reader.answer(call, put) if reader is not None else call.answered(put)
 
 
 def _call(
@@ -239,8 +262,9 @@ def mask(**kwargs: Any) -> Tensor:
 
     always: dict[str, Any] = {**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     made = cast(Tensor, sdpa_mask(**always))
-    before = _before(kwargs.get("config"))
+    before = named_before(kwargs.get("config"))
     formatter = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.get(before)  # pyright: ignore
+    note_mask()
     if formatter is not None:
         made.regard_before = _once(partial(formatter, **kwargs))  # pyright: ignore
     return made
@@ -261,7 +285,7 @@ def _as_before(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor 
     """What the layer would have got without us."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    before = _before(getattr(module, "config", None))
+    before = named_before(getattr(module, "config", None))
     plain = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", _plainly)
     function = plain if before in (None, "eager", KEY) else ALL_ATTENTION_FUNCTIONS.get_interface(before, plain)
     theirs = getattr(mask, "regard_before", None)
@@ -286,63 +310,34 @@ def _plainly(
 
 
 @dataclass
-class _Named:
+class Named:
     config: Any
     before: str | None
     count: int = 0
 
 
-_NAMED: dict[int, _Named] = {}
-"""Configs that name us now, by identity (they have no hash), and how many wait for it to stay so."""
-_LOCK = threading.Lock()
+NAMED: dict[int, Named] = {}
+"""Configs that name us now, by identity (they have no hash), and how many want it to stay so."""
 
 
-def _before(config: Any) -> str | None:
-    named = _NAMED.get(id(config))
+def named_before(config: Any) -> str | None:
+    named = NAMED.get(id(config))
     return None if named is None else named.before
 
 
-def put_in(model: nn.Module) -> None:
-    """Let the model's layers call us, until `take_out` was called as often as this."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
-
-    with _LOCK:
-        AttentionInterface.register(KEY, attention)
-        # Without a mask of the same name transformers makes none, and every token sees the future.
-        AttentionMaskInterface.register(KEY, mask)
-        for config in _configs(model):
-            named = _NAMED.setdefault(id(config), _Named(config, config._attn_implementation))
-            named.count += 1
-            config._attn_implementation_internal = KEY
-
-
-def take_out(model: nn.Module) -> None:
-    with _LOCK:
-        for config in _configs(model):
-            named = _NAMED.get(id(config))
-            if named is None:
-                continue
-            named.count -= 1
-            if not named.count:
-                config._attn_implementation_internal = named.before
-                del _NAMED[id(config)]
-
-
-def _configs(model: nn.Module) -> list[Any]:
-    """Every config that a layer of this model may read its implementation from."""
-    found: dict[int, Any] = {}
-
-    def add(config: Any) -> None:
-        if config is None or id(config) in found or not hasattr(config, "_attn_implementation_internal"):
-            return
-        found[id(config)] = config
-        for name in cast(Iterable[str], config.sub_configs):
-            add(getattr(config, name, None))
-
-    for module in model.modules():
-        add(getattr(module, "config", None))
-    return list(found.values())
-
-
-__all__ = ["FOR_ALL", "HERE", "KEY", "SPECS", "Call", "Reader", "Result", "attention", "lived_in", "mask", "put_in", "take_out"]
+__all__ = [
+    "FOR_ALL",
+    "HERE",
+    "KEY",
+    "NAMED",
+    "SPECS",
+    "Call",
+    "Named",
+    "Reader",
+    "Result",
+    "attention",
+    "lived_in",
+    "mask",
+    "named_before",
+    "spec_of",
+]  # fmt: skip

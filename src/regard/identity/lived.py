@@ -12,7 +12,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -21,9 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.spec import Spec
-from ..errors import CombinationError, ShapeError, StateError
+from ..errors import CombinationError, ShapeError
 from ..geometry import Dot
-from .interface import FOR_ALL, HERE, Call, Result, lived_in, put_in, take_out
+from .carried import Filler, guard
+from .flight import LOCK, expect_original, flight, hook
+from .install import put_in
+from .interface import FOR_ALL, HERE, Call, Result, lived_in
 from .probe import catches
 from .read import LayerRead
 
@@ -44,11 +47,7 @@ class Lived:
         """A name by content: a conversation may go on in another `with` block of the same identity, and in no other's."""
         h = hashlib.sha256()
         for module, read in self._reads.items():
-            numbers = [x for x in (getattr(read, f.name) for f in fields(read)) if isinstance(x, int | float)]
-            h.update(f"{getattr(module, 'layer_idx', None)} {numbers}".encode())
-            for x in _tensors(read):
-                h.update(f"{None if x is None else tuple(x.shape)}".encode())
-                h.update(b"" if x is None else x.detach().float().cpu().contiguous().numpy().tobytes())
+            h.update(f"{getattr(module, 'layer_idx', None)} {read.digest} {read.arranged} ".encode())
         return h.hexdigest()
 
     def reads(self, module: nn.Module) -> bool:
@@ -146,35 +145,29 @@ def _generating() -> bool:
 
 @contextmanager
 def lived(body: HubBody, reads: Sequence[LayerRead | None]) -> Generator[None]:
-    """Inside, and in this thread or task alone, the layers read these; without any, the model is by itself."""
+    """Inside, the layers read these; without any, the model is by itself."""
     here = Lived(body, _by_module(body, reads)) if any(reads) else None
-    token = HERE.set({**HERE.get(), **dict.fromkeys(body.layers, here)})
-    try:
-        if here is None:
-            yield
-            return
-        move_in(body)
-        try:
-            yield
-        finally:
-            move_out(body)
-    finally:
-        HERE.reset(token)
+    # Whoever was started inside may live on when the block has ended, and needs the hooks for as long.
+    move_out = None if here is None else move_in(body)
+    with HERE.held(dict.fromkeys(body.layers, here), end=move_out):
+        yield
 
 
 def move_in_for_all(body: HubBody, reads: Sequence[LayerRead | None]) -> Callable[[], None]:
     """The layers read these in every thread; what is given back undoes it."""
     here = Lived(body, _by_module(body, reads))
-    move_in(body)
-    for layer in body.layers:
-        FOR_ALL.setdefault(layer, []).append(here)
+    with LOCK:
+        move_out = move_in(body)
+        for layer in body.layers:
+            FOR_ALL.setdefault(layer, []).append(here)
 
     def undo() -> None:
-        for layer in body.layers:
-            FOR_ALL[layer].remove(here)
-            if not FOR_ALL[layer]:
-                del FOR_ALL[layer]
-        move_out(body)
+        with LOCK:
+            for layer in body.layers:
+                FOR_ALL[layer].remove(here)
+                if not FOR_ALL[layer]:
+                    del FOR_ALL[layer]
+            move_out()
 
     return undo
 
@@ -183,23 +176,29 @@ def _by_module(body: HubBody, reads: Sequence[LayerRead | None]) -> dict[nn.Modu
     return {m: r for m, r in zip(body.layers, reads, strict=True) if r is not None}
 
 
-_LOCK = threading.Lock()
+def move_in(body: HubBody) -> Callable[[], None]:
+    """Hooks on the model and its layers; what is given back removes them."""
+    with LOCK:
+        take_out = put_in(body.model, body.layers, follow)
+        unhook = [
+            hook("heads", body.layers, lambda layer: catches(layer, body.layout, _caught)),
+            hook("places", [body.trunk], lambda trunk: [trunk.register_forward_pre_hook(_placed, with_kwargs=True)]),
+        ]
+
+    def undo() -> None:
+        for one in unhook:
+            one()
+        take_out()
+
+    return undo
 
 
-def move_in(body: HubBody) -> None:
-    with _LOCK:
-        if not body.hooks.living:
-            body.hooks.attach(body)
-        body.hooks.living += 1
-    put_in(body.model)
-
-
-def move_out(body: HubBody) -> None:
-    take_out(body.model)
-    with _LOCK:
-        body.hooks.living -= 1
-        if not body.hooks.living:
-            body.hooks.stack.close()
+def follow(module: nn.Module) -> list[Any]:
+    """Hooks on a layer, which know when it is at work and what cache it was given."""
+    return [
+        module.register_forward_pre_hook(_open, with_kwargs=True),
+        module.register_forward_hook(_close, always_call=True),
+    ]
 
 
 @dataclass(eq=False)
@@ -210,6 +209,11 @@ class Frame:
     lived: Lived | None
     caught: dict[str, Tensor]
     asks: Tensor | None = None
+
+    def rows(self, batch: int) -> tuple[int, ...] | None:
+        """Which of several identities each row of a batch is."""
+        read = None if self.lived is None else self.lived.at(self.module, batch)
+        return None if read is None else read.arranged
 
     def widen(self, k: Tensor) -> Tensor:
         """Keys as the model turned them, with their columns; the columns of the queries are kept for the call."""
@@ -229,49 +233,11 @@ class _Local(threading.local):
 _LOCAL = _Local()
 
 
-class Carried:
-    """`update` of a cache that an identity's columns are in: it takes keys of that identity and of no other.
-
-    An object and not a function, so that a copied cache has one that writes into the copy.
-    """
-
-    def __init__(self, cache: Any, digest: str) -> None:
-        self.cache, self.digest = cache, digest
-
-    def __call__(self, k: Tensor, v: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        frame = _LOCAL.frame
-        now = None if frame is None or frame.lived is None else frame.lived.digest
-        if now != self.digest and int(self.cache.get_seq_length(layer_idx)):
-            raise _mixed("nobody lives in the model now" if now is None else "another lives in the model now")
-        if now == self.digest and frame is not None:
-            k = frame.widen(k)
-        kept = self.cache.layers[layer_idx].keys if layer_idx < len(self.cache.layers) else None
-        if kept is not None and kept.numel() and kept.shape[-1] != k.shape[-1]:
-            raise _mixed(f"it keeps keys of width {kept.shape[-1]}, and here they are {k.shape[-1]} wide")
-        return type(self.cache).update(self.cache, k, v, layer_idx, *args, **kwargs)
-
-
-def _mixed(why: str) -> StateError:
-    return StateError(f"this cache was filled while an identity lived in the model, and {why}; begin with an empty cache")
-
-
-class Hooks:
-    """Hooks on a decoder while somebody lives in it."""
-
-    def __init__(self) -> None:
-        self.living = 0
-        self.stack = ExitStack()
-
-    def attach(self, body: HubBody) -> None:
-        for module in body.layers:
-            self._add(module.register_forward_pre_hook(_open, with_kwargs=True))
-            self._add(module.register_forward_hook(_close, always_call=True))
-            self._add(*catches(module, body.layout, _caught))
-        self._add(body.trunk.register_forward_pre_hook(_placed, with_kwargs=True))
-
-    def _add(self, *handles: Any) -> None:
-        for handle in handles:
-            self.stack.callback(handle.remove)
+def _now() -> tuple[Filler, Frame | None]:
+    """Who fills a cache in this thread, at this moment."""
+    frame, way = _LOCAL.frame, flight()
+    who = None if frame is None or frame.lived is None else frame.lived.digest
+    return Filler(who, "" if way is None else way.name), frame
 
 
 def _caught(module: nn.Module, name: str, x: Tensor) -> None:
@@ -281,19 +247,12 @@ def _caught(module: nn.Module, name: str, x: Tensor) -> None:
 
 
 def _open(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    expect_original(module)
     here = cast(Lived | None, lived_in(module))
     _LOCAL.frame = Frame(module, here, {})
     cache = _given(module, args, kwargs).get("past_key_values")
-    if here is None or cache is None:
-        return
-    carried = vars(cache).get("update")
-    if isinstance(carried, Carried) and carried.digest == here.digest:
-        return
-    if int(cache.get_seq_length(module.layer_idx)):
-        if carried is not None:
-            raise _mixed("another lives in the model now")
-        raise StateError("this cache was filled before the identity came to live in the model; begin with an empty cache")
-    cache.update = Carried(cache, here.digest)
+    if cache is not None:
+        guard(cache, int(getattr(module, "layer_idx", None) or 0), _now()[0], _now)
 
 
 def _close(module: nn.Module, args: Any, out: Any) -> None:
@@ -343,4 +302,4 @@ def _given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-__all__ = ["Hooks", "lived", "move_in_for_all"]
+__all__ = ["follow", "lived", "move_in_for_all"]

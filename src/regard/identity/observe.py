@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -60,7 +60,7 @@ class Experience:
 @torch.no_grad()
 def observe(
     model: nn.Module,
-    text: str | Chat | Sequence[int],
+    text: str | Chat | Sequence[int] | Int[Tensor, " N"],
     tokenizer: Tokenizer | None = None,
     *,
     affect: float | Literal["estimated"] = 1.0,
@@ -71,6 +71,7 @@ def observe(
     ids, said = tokenised(text, tokenizer)
     if len(ids) < 2:
         raise ShapeError(f"{len(ids)} tokens: an experience has at least two, as the first surprises no one")
+    body.expect_room(len(ids))
     if len(ids) > LONGEST:
         raise ShapeError(f"{len(ids):,} tokens are one experience too long; give it in pieces of at most {LONGEST:,}")
     if affect != "estimated":
@@ -95,9 +96,25 @@ def observe(
     return Experience(body.base, tokens, content, shock, q, k, v, body, gain, source)
 
 
-def tokenised(text: str | Chat | Sequence[int], tokenizer: Tokenizer | None) -> tuple[list[int], list[bool]]:
+def tokenised(text: str | Chat | Sequence[int] | Tensor, tokenizer: Tokenizer | None) -> tuple[list[int], list[bool]]:
     """Token ids, and which of them are what was said rather than markup; the first is the model's sink, and never said."""
-    if not isinstance(text, str) and len(text) and isinstance(text[0], int):
+    if isinstance(text, Tensor):
+        if text.ndim != 1 or text.is_floating_point() or text.is_complex() or text.dtype == torch.bool:
+            raise ShapeError(f"a tensor of {tuple(text.shape)} {text.dtype} is no text; token ids are integers (N), one text")
+        text = cast(list[int], text.tolist())
+    elif isinstance(text, nn.Module) or not isinstance(text, Sequence):
+        raise StateError(
+            f"{text!r:.60} is nothing to observe: give a text, a chat or token ids; observe(model, text, tokenizer)"
+        )
+    if not len(text):
+        raise ShapeError(
+            "there is nothing to observe: an experience has at least two tokens, and this text, chat or list of token ids is empty"
+        )
+    if not isinstance(text, str) and isinstance(text[0], int):
+        if not all(isinstance(i, int) for i in text):
+            raise StateError(
+                f"token ids are whole numbers, and {next(i for i in text if not isinstance(i, int))!r:.60} is none"
+            )
         return [int(i) for i in text], [False] + [True] * (len(text) - 1)  # pyright: ignore
     if tokenizer is None:
         raise StateError("a text needs the model's tokenizer: observe(model, text, tokenizer); token ids do without")

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CombinationError, RegardError
-from .interface import HEARD, HERE, Call, put_in, take_out
+from .install import put_in
+from .interface import HEARD, HERE, Call
 
 
 def expect_hub(model: nn.Module) -> None:
@@ -45,11 +46,10 @@ def probe(model: nn.Module) -> tuple[list[Call], Any]:
         given["use_cache"] = False
     training, calls = model.training, list[Call]()
     model.eval()
-    put_in(model)
-    alone = HERE.set({**HERE.get(), **dict.fromkeys(model.modules(), None)})
+    take_out = put_in(model)
     token = HEARD.set(calls)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), HERE.held(dict.fromkeys(model.modules())):
             out = model(**given)
     except RegardError:
         raise
@@ -59,8 +59,7 @@ def probe(model: nn.Module) -> tuple[list[Call], Any]:
         ) from error
     finally:
         HEARD.reset(token)
-        HERE.reset(alone)
-        take_out(model)
+        take_out()
         model.train(training)
     return calls, out
 
@@ -108,6 +107,11 @@ class Layout:
 
     @classmethod
     def of(cls, config: Any) -> Layout:
+        if not hasattr(config, "num_attention_heads"):
+            raise CombinationError(
+                f"a {config.model_type} has no attention heads (a state-space or recurrent model, perhaps): an identity is read by "
+                "attention, and nothing else in a model would read it"
+            )
         heads = int(config.num_attention_heads)
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         return cls(int(width), heads, int(getattr(config, "num_key_value_heads", None) or heads))

@@ -12,8 +12,10 @@ sink slots do harm (SmolLM2, a quarter of the history: answers 5.3 nats, against
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +29,7 @@ from ..attention.spec import Spec
 from ..errors import CombinationError, ShapeError
 from ..geometry import Dot
 from ..models import native
-from ..nn import Attention, Cache
+from ..nn import Attention, Cache, Owner
 from ..position import NoPosition, Rope
 from ..selection import Softmax
 from ..state import State
@@ -55,6 +57,9 @@ class LayerRead:
     beta: float | None = None
     """With a number, a query refuses the slots that do not cohere with it: cos(q, k) < 1 − 1/β (MATHS: GD, unit vectors)."""
     _kept: dict[str, Tensor] = field(default_factory=lambda: dict[str, Tensor](), init=False, repr=False)
+    _owners: dict[str, Owner] = field(default_factory=lambda: dict[str, Owner](), init=False, repr=False)
+    _picked: tuple[str, tuple[int, ...]] | None = field(default=None, init=False, repr=False)
+    """Where this is some rows of another: the other's digest, and which rows."""
 
     @property
     def slots(self) -> int:
@@ -81,7 +86,40 @@ class LayerRead:
             return x if x is None or x.shape[0] == 1 else x.index_select(0, index.to(x.device))
 
         parts = (pick(x) for x in (self.k, self.v, self.weight, self.left, self.signs, self.bias))
-        return LayerRead(self.scale, *parts, alone=self.alone, beta=self.beta)
+        found = LayerRead(self.scale, *parts, alone=self.alone, beta=self.beta)
+        rows = self.arranged or ()
+        object.__setattr__(found, "_picked", (self.digest, tuple(rows[i] for i in index.tolist())))
+        return found
+
+    @cached_property
+    def digest(self) -> str:
+        """A name by content, made once: a conversation may go on in another block of the same identity, and in no other's."""
+        if self._picked is not None:
+            return self._picked[0]
+        h = hashlib.blake2b(digest_size=16)
+        for f in fields(self):
+            x = getattr(self, f.name)
+            if isinstance(x, Tensor):
+                h.update(f"{f.name} {tuple(x.shape)} {x.dtype} ".encode())
+                h.update(x.detach().float().cpu().contiguous().numpy().tobytes())
+            elif not f.name.startswith("_"):
+                h.update(f"{f.name}={x} ".encode())
+        return h.hexdigest()
+
+    @property
+    def arranged(self) -> tuple[int, ...] | None:
+        """Which of several identities each row is; None where one is for all rows."""
+        if self._picked is not None:
+            return self._picked[1]
+        return None if self.batch == 1 else tuple(range(self.batch))
+
+    def owner(self, attention: Attention) -> Owner:
+        """This identity in this layer, as the caches that it fills name it."""
+        found = self._owners.get(attention.name)
+        if found is None or found.spec != attention.owner.spec:
+            found = attention.owner._replace(who=self.digest, rows=self.arranged)
+            self._owners[attention.name] = found
+        return found
 
     def columns(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """What q (B,H,Q,D) and k (B,G,K,D), not turned, have to say beside themselves: (B,H,Q,C) and (B,G,K,C)."""
@@ -125,13 +163,14 @@ class LayerRead:
         return cos.view(B, H, Q, -1) < 1 - 1 / self.beta
 
     def meet(
-        self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Cache, allow: Allow | Tensor | None
+        self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Cache | None, allow: Allow | Tensor | None
     ) -> tuple[Tensor, Cache]:
         """`nn.Attention.meet` under this read: q and k come unturned, and the cache keeps wide keys."""
         B, _, Q, _ = q.shape
         if self.batch not in (1, B):
             raise ShapeError(f"{self.batch} identities live here, one for each row, and the batch has {B} rows")
         turns = _turns(attention)
+        cache = Cache() if cache is None else cache.of(self.owner(attention), B)
         if self.slots and not len(cache) and not cache.lead:
             cache = cache.led(*(x.to(q.dtype).expand(B, -1, -1, -1) for x in self._slots(turns)))
         at = len(cache)
@@ -170,6 +209,7 @@ class LayerRead:
         half = turns is None or turns.layout == "half"
         if not (simple and half and len(cache) and a.spec.selection == Softmax()):
             return None
+        cache = cache.of(self.owner(a), batch)
         H, G, D = a.heads, a.key_heads, a.head_width
         at = len(cache)
         angles = None if turns is None else turns.angles(qkv.view(batch, -1, D), at, at + 1)

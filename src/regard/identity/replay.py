@@ -20,7 +20,7 @@ from torch import nn
 
 from ..errors import StateError
 from ..models.tokenizer import Tokenizer
-from .body import base_of
+from .body import PIECE, base_of
 from .identity import Identity
 from .living import living
 from .observe import Chat, chat_tokens, observe
@@ -30,8 +30,6 @@ from .write import Rule, imprint
 if TYPE_CHECKING:
     from .consolidate import Night, SleepRule, Slept
 
-PIECE = 1000
-"""Tokens of one experience at most: what is longer is lived through piece by piece."""
 MOST_HISTORY = 3000
 """Tokens of a history that is slept over at most, the youngest: all of it has to stand in the model's context at once."""
 Affect = float | Literal["estimated"]

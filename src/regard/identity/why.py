@@ -58,6 +58,7 @@ def why(
     identity.base.refuse(body.base)
     if not len(tokens):
         raise ShapeError("there are no tokens, and so none is next; give those of a prompt")
+    body.expect_room(len(tokens))
     ids = torch.tensor([list(tokens)], device=body.device)
     was_training = model.training
     model.eval()
@@ -119,6 +120,7 @@ def along(model: nn.Module, identity: Identity | None, prompt: Sequence[int], an
         identity.base.refuse(body.base)
     if not len(prompt) or not len(answer):
         raise ShapeError(f"a prompt of {len(prompt)} tokens and an answer of {len(answer)}: each needs at least one")
+    body.expect_room(len(prompt) + len(answer))
     ids = torch.tensor([[*prompt, *answer]], device=body.device)
     with body.read(layer_reads([identity], body.scales, device=body.device)):
         hidden = body.hidden(ids)[0, len(prompt) - 1 : -1]

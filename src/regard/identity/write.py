@@ -59,6 +59,9 @@ class Rule:
 def imprint(identity: Identity, experience: Experience, rule: Rule | None = None) -> Identity:
     """The identity after an experience."""
     rule, e = rule or Rule(), experience
+    _expect(identity, Identity, "an identity comes first")
+    _expect(e, Experience, "then what it went through, observe(model, text, tokenizer)")
+    _expect(rule, Rule, "then how it is written, Rule(…), or nothing for the usual way")
     identity.base.refuse(e.base)
     checked_affect(e.affect)
     if not isinstance(e.source, str) or not e.source:
@@ -88,6 +91,11 @@ def imprint(identity: Identity, experience: Experience, rule: Rule | None = None
     norm_s = 0.0 if found.self is None else float(found.self.s.norm())
     after = Life(life.experiences + 1, norm.count, life.sleeps, norm.mean, norm.spread, (*life.self_norms, norm_s))
     return replace(found, sources=sources, life=after, parent=identity.parent)
+
+
+def _expect(given: object, kind: type, what: str) -> None:
+    if not isinstance(given, kind):
+        raise StateError(f"imprint(identity, experience, rule): {what}, and this is a {type(given).__name__}")
 
 
 __all__ = ["Rule", "imprint"]

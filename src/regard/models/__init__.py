@@ -3,7 +3,7 @@
 from .base import Look, Model, Output
 from .bert import Bert, BertConfig, mean_pooled
 from .energy import EnergyConfig, EnergyTransformer
-from .generate import Generated, Sampling, generate, perplexity
+from .generate import Generated, Sampling, generate, perplexity, stream
 from .gpt2 import GPT2, GPT2Config
 from .llama import Llama, LlamaConfig
 from .ngpt import NGPT, NGPTConfig
@@ -14,5 +14,5 @@ from .t5 import T5, T5Config
 __all__ = [
     "GPT2", "NGPT", "T5", "Bert", "BertConfig", "EnergyConfig", "EnergyTransformer", "GPT2Config", "Generated", "Llama",
     "LlamaConfig", "Look", "Model", "NGPTConfig", "Output", "Recurrent", "RecurrentConfig", "Routing", "RoutingConfig", "Sampling",
-    "T5Config", "generate", "mean_pooled", "perplexity",
+    "T5Config", "generate", "mean_pooled", "perplexity", "stream",
 ]  # fmt: skip

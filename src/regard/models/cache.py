@@ -79,7 +79,8 @@ class StaticCache(Cache):
             return self
         carry = None if self.carry is None else self.carry.index_select(0, index)
         k, v = (x.index_select(0, index) for x in (self.k, self.v))
-        return replace(self, k=k, v=v, carry=carry, taken=[self.length])
+        owner = None if self.owner is None else self.owner.pick(index)
+        return replace(self, k=k, v=v, carry=carry, owner=owner, taken=[self.length])
 
 
 _CLAIMING = Lock()

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention.allow import Allow, Causal, Window
-from ..errors import CombinationError, SpecError
+from ..errors import CombinationError, ShapeError, SpecError
 from ..nn import Attention, Cache
 from ..position import Rope
 from ..selection import Energy
@@ -157,6 +157,8 @@ class Decoder:
         x = F.embedding(tokens, model.embed.weight)
         if isinstance(model, GPT2):
             start = len(caches[0])
+            if positions is None and start + N > model.config.context:
+                raise ShapeError(f"{start + N:,} tokens are past this model's context of {model.config.context:,} tokens")
             x = x + model.place(torch.arange(start, start + N, device=tokens.device) if positions is None else positions)
         x = x.reshape(B * N, -1)
         grown: list[Cache] = []
