@@ -148,8 +148,9 @@ def test_messages_from_json_and_jsonl_are_one_conversation(model: str, tmp_path:
     (tmp_path / "talk.jsonl").write_text("".join(json.dumps(m) + "\n\n" for m in talk))
     for name, file in (("a", "talk.json"), ("b", "talk.jsonl")):
         said = good("imprint", str(tmp_path / file), "-i", name, "-m", model, "--keep", "shock", "--affect", "estimated")
-        assert "from talk" in said
-    good("imprint", "-", "-i", "c", "-m", model, "--keep", "shock", "--affect", "estimated", "--source", "talk", stdin="".join(json.dumps(m) + "\n" for m in talk))  # fmt: skip
+        assert "from talk@" in said
+    [source] = shown("a", model)["sources"]
+    good("imprint", "-", "-i", "c", "-m", model, "--keep", "shock", "--affect", "estimated", "--source", source, stdin="".join(json.dumps(m) + "\n" for m in talk))  # fmt: skip
     for name in "bc":
         assert json.loads(good("identity", "diff", "a", name, "--json"))["same"]
     with IdentityStore(db) as store:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,7 +203,7 @@ def _begun_anew(url: str | Path | None, blobs: str | Path | None) -> IdentitySto
     at = place(url, blobs)
     if at.file is None:
         raise StoreError("a database on a server is not replaced from here: drop it, make it again, and restore into that")
-    stamp = f"damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+    stamp = f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     for side in ("", *SIDES):
         file = at.file.with_name(f"{at.file.name}{side}")
         if file.exists():

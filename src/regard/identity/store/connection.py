@@ -207,14 +207,18 @@ class Connections:
         try:
             yield
             return
-        except DBAPIError as error:
-            said = str(error.orig).strip()
-            why = self.hidden(said.splitlines()[0] if said else type(error.orig).__name__)
+        except (DBAPIError, sqlite3.Error) as error:
+            below = error.orig if isinstance(error, DBAPIError) else error
+            said = str(below).strip()
+            why = self.hidden(said.splitlines()[0] if said else type(below).__name__)
             if any(word in why for word in ("not a database", "malformed", "decode to UTF-8", "disk I/O error")):
                 raised: Exception = CheckpointError(f"{self.where} is not a store of identities, or a damaged one: {why}")
             else:
                 raised = StoreError(f"{self.where} did not answer as it should: {why}; what was acknowledged is kept")
             cause: Exception | None = error
+        except UnicodeDecodeError as error:
+            # SQLite quotes a name from its tables, and damage has made it no text.
+            raised, cause = CheckpointError(f"{self.where} is a damaged store: what SQLite says of it is no text"), error
         except SQLAlchemyError as error:
             raised, cause = StoreError(f"{self.where} cannot be used: {self.hidden(str(error))}"), error
         # A chain of errors is printed with its words; one that quotes a password is left out of it, context and all.

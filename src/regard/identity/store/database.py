@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -235,7 +236,13 @@ class Database(Connections):
             connection = driver(c)
             # secure_delete has overwritten removed rows where they lay, but not the copies that the balancing of a page leaves in
             # the unused parts of its neighbours: only a database that is written anew has none.
-            connection.execute("VACUUM")
+            try:
+                connection.execute("VACUUM")
+            except sqlite3.OperationalError as error:
+                if not any(word in str(error) for word in ("full", "locked", "busy")):
+                    raise
+                # No room for it now, or no turn: the mark stays, and the next opening tries again.
+                return False
             try:
                 # Briefly, again and again: whoever waits for readers here keeps writers waiting.
                 connection.execute(f"PRAGMA busy_timeout = {int(BRIEFLY * 1000)}")

@@ -80,9 +80,10 @@ def _is_path(url: str | Path) -> bool:
         return True
     if "://" in url:
         return False
-    # Not echoed: what follows the first colon may be a password, and no folder may be named after it.
+    # Not echoed: what follows may be a password, and no folder may be named after it.
+    scheme = SCHEME.match(url)
     raise StoreError(
-        f"a store at {url.partition(':')[0]!r:.40}:… is neither a file nor a URL; a URL has two slashes after its scheme, "
+        f"a store at {scheme[0] if scheme else ''}… is neither a file nor a URL; a URL has two slashes after its scheme, "
         "postgresql://user@host/database, and a file whose name has a colon begins with ./"
     )
 

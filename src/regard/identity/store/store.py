@@ -291,6 +291,7 @@ class IdentityStore:
 
     def gc(self, grace: float = GRACE) -> Collected:
         """Remove files that no commit names and that nobody has touched for `grace` seconds; safe beside writers."""
+        self.db.refuse_read_only()
         removed, freed, _ = self.sweep()
         before = self.blobs.draft_bytes()
         drafts = self.sweep_drafts(max(grace, SHORTEST_GRACE))
@@ -384,6 +385,7 @@ class IdentityStore:
         return path, [e for found in self.db.events(c, path) for e in found]
 
     def encoded(self, identity: Identity) -> bytes:
+        self.db.refuse_read_only()
         data = encode(identity)
         readable(identity, data)
         # Before any lock is taken: a sync takes long, and nobody else needs to wait for it.
