@@ -62,7 +62,12 @@ def test_pipes_devices_links_and_large_files_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"x" * 11)
     (tmp_path / "link").symlink_to(tmp_path / "large")
-    for name, why in (("pipe", "no plain file"), ("large", "at most 10"), ("link", "links are not followed"), ("none", "not there")):
+    for name, why in (
+        ("pipe", "no plain file"),
+        ("large", "at most 10"),
+        ("link", "links are not followed"),
+        ("none", "not there"),
+    ):
         with pytest.raises(CheckpointError, match=why):
             files.read_plain(tmp_path / name, 10)
     with pytest.raises(CheckpointError, match="no plain file"):

@@ -71,7 +71,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 def outcome(origin: Path, work: Path, truth: Truth, seed: int) -> str:
-    """"refused" by one of our errors, or "right"; anything else is an AssertionError or an error that is not ours."""
+    """ "refused" by one of our errors, or "right"; anything else is an AssertionError or an error that is not ours."""
     rng = random.Random(seed)
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(origin, work)
@@ -88,8 +88,8 @@ def outcome(origin: Path, work: Path, truth: Truth, seed: int) -> str:
         assert result == right, f"seed {seed}: {result!r:.200} instead of {right!r:.200}"
         found.append("right")
 
-    checked = check_place(work / "x.db") if rng.random() < 0.3 else None
     try:
+        checked = check_place(work / "x.db") if rng.random() < 0.3 else None
         store = IdentityStore(work / "x.db")
     except RegardError:
         return "refused"
@@ -103,13 +103,17 @@ def outcome(origin: Path, work: Path, truth: Truth, seed: int) -> str:
         if checked is not None and checked.sound:
             assert set(found) == {"right"}, f"seed {seed}: called sound, and refused"
         event = heard("new", "words")
-        for write in () if rng.random() < 0.7 else (
-            lambda: store.update("mara", lambda me: imprint(me, event), event=event),
-            lambda: store.fork("theo", "more"),
-            lambda: store.rollback("mara", 1),
-            lambda: store.forget("theo", "theo-0", replay),
-            lambda: store.delete("alone"),
-            lambda: store.gc(grace=0),
+        for write in (
+            ()
+            if rng.random() < 0.7
+            else (
+                lambda: store.update("mara", lambda me: imprint(me, event), event=event),
+                lambda: store.fork("theo", "more"),
+                lambda: store.rollback("mara", 1),
+                lambda: store.forget("theo", "theo-0", replay),
+                lambda: store.delete("alone"),
+                lambda: store.gc(grace=0),
+            )
         ):
             with contextlib.suppress(RegardError):
                 write()

@@ -99,7 +99,9 @@ def test_check_names_what_is_wrong_and_what_to_do(file: Path, what: str) -> None
 def test_a_name_lost_from_both_records_is_missed_by_its_commits(file: Path) -> None:
     from regard.identity.store.schema import key_of
 
-    execute(file, "DELETE FROM identity_names WHERE name = 'alone'", f"DELETE FROM identity_seals WHERE key = '{key_of('alone')}'")
+    execute(
+        file, "DELETE FROM identity_names WHERE name = 'alone'", f"DELETE FROM identity_seals WHERE key = '{key_of('alone')}'"
+    )
     [problem] = check_place(file).problems
     assert "no name leads to 1 commits" in problem.what
 
@@ -175,7 +177,9 @@ def test_a_damaged_store_is_not_backed_up_as_if_it_were_whole(file: Path, tmp_pa
     assert [p.name for p in tmp_path.iterdir()] == ["s"], "nothing half written is left"
 
 
-def test_a_store_that_holds_somebody_is_replaced_only_when_asked(backup: Path, file: Path, truth: Truth, tmp_path: Path) -> None:
+def test_a_store_that_holds_somebody_is_replaced_only_when_asked(
+    backup: Path, file: Path, truth: Truth, tmp_path: Path
+) -> None:
     with IdentityStore(file) as store:
         store.delete("tom")
         store.new("later", person(9))

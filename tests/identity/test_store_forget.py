@@ -206,8 +206,8 @@ def test_fragments_are_found_wherever_a_page_ends_and_not_by_chance() -> None:
     for cut in range(31, 200, 7):
         assert found_in([data[:99] + text.encode()[:cut] + data[99:]], needles), cut
         assert found_in([data[:5] + text.encode()[-cut:] + data[5:]], needles), cut
-    assert found_in(['{"text":"with \\"quotes\\", \\u65e5\\u672c\\u8a9e and \\u0000"}'.encode()], needles)
-    assert found_in(["with \"quotes\", 日本語 and \x00".encode()], needles)
+    assert found_in([b'{"text":"with \\"quotes\\", \\u65e5\\u672c\\u8a9e and \\u0000"}'], needles)
+    assert found_in(['with "quotes", 日本語 and \x00'.encode()], needles)
     assert found_in([b"short"], needles) == found_in([], needles) == set()
 
 

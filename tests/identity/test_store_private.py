@@ -129,7 +129,9 @@ def test_a_url_with_a_password_is_shown_without_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["a:b.db", "./post:gres.db"])
-def test_a_file_whose_name_has_a_colon_is_given_with_its_folder(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_whose_name_has_a_colon_is_given_with_its_folder(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with IdentityStore(name) as store:
         store.new("mara", person(1))
@@ -214,7 +216,12 @@ def test_drafts_of_killed_processes_are_swept_on_opening_and_those_of_running_on
         os._exit(0)
     os.waitpid(dead, 0)
     folder = tmp_path / "x.blobs"
-    names = {"dead": f"{dead}-{_host()}-a", "running": f"{os.getpid()}-{_host()}-a", "elsewhere": f"{dead}-0123456789ab-a", "old": "7-x"}
+    names = {
+        "dead": f"{dead}-{_host()}-a",
+        "running": f"{os.getpid()}-{_host()}-a",
+        "elsewhere": f"{dead}-0123456789ab-a",
+        "old": "7-x",
+    }
     for what, name in names.items():
         (folder / f"{DRAFT}{name}").write_bytes(b"x" * 1000)
         if what in ("running", "old"):

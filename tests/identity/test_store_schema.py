@@ -76,7 +76,9 @@ def test_an_upgrade_that_is_interrupted_has_not_begun(old: Path, monkeypatch: py
         schema.metadata.remove(table)
 
 
-def test_a_further_step_is_taken_once_by_stores_of_every_schema(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_further_step_is_taken_once_by_stores_of_every_schema(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with IdentityStore(tmp_path / "second.db") as store:
         store.new("a", person(1))
     taken: list[int] = []
@@ -108,7 +110,9 @@ def test_an_older_schema_is_not_upgraded_by_who_only_reads(old: Path) -> None:
     assert versions(old / "identities.db") == [1]
 
 
-@pytest.mark.parametrize("table", ["identity_names", "identity_schema", "identity_commits", "identity_seals", "identity_doomed"])
+@pytest.mark.parametrize(
+    "table", ["identity_names", "identity_schema", "identity_commits", "identity_seals", "identity_doomed"]
+)
 def test_a_table_that_went_missing_is_damage_and_is_not_made_again_empty(old: Path, table: str) -> None:
     IdentityStore(old / "identities.db").close()
     with sqlite3.connect(old / "identities.db") as c:

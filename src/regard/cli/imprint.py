@@ -22,7 +22,10 @@ def imprint(
     identity: Annotated[str, typer.Option("--identity", "-i", help="who remembers it; made if there is none of that name")],
     affect: Annotated[str, typer.Option(help="how deeply, from -1 to 1, or estimated: by how it went for the model")] = "1",
     source: Annotated[
-        str | None, typer.Option(help="a name for it, to forget it by [default: the file's, and digits of what it holds]", show_default=False)
+        str | None,
+        typer.Option(
+            help="a name for it, to forget it by [default: the file's, and digits of what it holds]", show_default=False
+        ),
     ] = None,
     keep: Annotated[
         str | None, typer.Option(help="what is worth keeping: learned, coverage, shock, attention, snapkv, recency, …")

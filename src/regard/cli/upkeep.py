@@ -79,7 +79,9 @@ def restore(
     if not path.is_dir():
         fail(f"there is no folder {path}; give one that `regard identity backup` wrote")
     found = put_back(path, store, replace=replace)
-    typer.echo(f"restored {several(found.names, 'name')}, {several(found.commits, 'commit')} and {several(found.blobs, 'blob')}")
+    typer.echo(
+        f"restored {several(found.names, 'name')}, {several(found.commits, 'commit')} and {several(found.blobs, 'blob')}"
+    )
     note("regard identity list shows them")
 
 

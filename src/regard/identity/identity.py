@@ -281,7 +281,9 @@ def upgraded(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Parts:
     found, t = dict(config), dict(tensors)
     while (schema := found.get("schema")) != SCHEMA:
         if type(schema) is int and schema > SCHEMA:
-            raise CheckpointError(f"this identity has schema {schema}; this version of regard reads up to {SCHEMA}: update regard")
+            raise CheckpointError(
+                f"this identity has schema {schema}; this version of regard reads up to {SCHEMA}: update regard"
+            )
         if type(schema) is not int or schema not in UPGRADES:
             raise CheckpointError(f"this identity has schema {schema!r:.40}; this version reads 1 to {SCHEMA}")
         found, t = UPGRADES[schema](found, t)

@@ -115,7 +115,9 @@ def verified(path: Path) -> Checked:
         raise CheckpointError(f"{path / DATABASE} is damaged: it is not the file that was backed up; take another backup")
     with _opened(path) as store:
         found = check(store)
-    if not found.sound or (found.names, found.commits, found.events) != tuple(note.get(k) for k in ("names", "commits", "events")):
+    if not found.sound or (found.names, found.commits, found.events) != tuple(
+        note.get(k) for k in ("names", "commits", "events")
+    ):
         what = found.problems[0] if found.problems else f"it has {found}, and was made with {note!r:.200}"
         raise CheckpointError(f"the backup {path} is damaged: {what}")
     return found

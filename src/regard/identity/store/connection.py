@@ -39,6 +39,8 @@ GUARD = 0x7265_6761_7264
 SWEEP = GUARD + 1
 SIDES = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside its file."""
+DAMAGE = ("not a database", "malformed", "unsupported file format", "decode to UTF-8", "disk I/O error")
+"""What SQLite says of a file that is not as it wrote it."""
 POOL: dict[str, Any] = {"pool_size": 8, "max_overflow": 32, "hide_parameters": True}
 
 
@@ -211,7 +213,7 @@ class Connections:
             below = error.orig if isinstance(error, DBAPIError) else error
             said = str(below).strip()
             why = self.hidden(said.splitlines()[0] if said else type(below).__name__)
-            if any(word in why for word in ("not a database", "malformed", "decode to UTF-8", "disk I/O error")):
+            if any(word in why for word in DAMAGE):
                 raised: Exception = CheckpointError(f"{self.where} is not a store of identities, or a damaged one: {why}")
             else:
                 raised = StoreError(f"{self.where} did not answer as it should: {why}; what was acknowledged is kept")

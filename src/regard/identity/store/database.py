@@ -156,7 +156,10 @@ class Database(Connections):
         if not self.lite:
             return []
         wrong = [str(row[0]) for row in c.exec_driver_sql("PRAGMA integrity_check(20)") if row[0] != "ok"]
-        return wrong + [f"a row of {row[0]} refers to one of {row[2]} that is not there" for row in c.exec_driver_sql("PRAGMA foreign_key_check")]
+        return wrong + [
+            f"a row of {row[0]} refers to one of {row[2]} that is not there"
+            for row in c.exec_driver_sql("PRAGMA foreign_key_check")
+        ]
 
     def require_sound(self, c: Connection) -> None:
         """Raise where names, commits or pages are missing: before anything is removed for not being named."""
@@ -260,8 +263,8 @@ class Database(Connections):
 
         def heard(notice: Any) -> None:
             # "0 dead row versions cannot be removed yet": those that an older snapshot may still look at.
-            number = re.match(r"\D*(\d+)", notice.message_detail or "")
-            left.append(int(number[1]) if number else 1)
+            if number := re.match(r"\D*(\d+)", notice.message_detail or ""):
+                left.append(int(number[1]))
 
         with self.errors(), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as c:
             driver(c).add_notice_handler(heard)
@@ -285,7 +288,7 @@ class Database(Connections):
             except OperationalError:
                 continue
             # A table that is not ours to rewrite is skipped with a warning, and stays in its file.
-            if c.scalar(text(f"SELECT pg_relation_filenode('{table}')")) != before and not any(left):
+            if c.scalar(text(f"SELECT pg_relation_filenode('{table}')")) != before and left and not any(left):
                 return True
         return False
 

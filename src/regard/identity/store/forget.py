@@ -130,7 +130,7 @@ def forget(store: IdentityStore, name: str, source: str, replay: Replay) -> Forg
     # After the transaction: if this is not reached, the store does it when it is next opened.
     removed, _, clean = store.sweep(mark)
     store.sweep_drafts()
-    searched = search(store, written.fragments | fragments_of_text([*(x.message for x in gone), source]))
+    searched = search(store, set(written.fragments) | fragments_of_text([*(x.message for x in gone), source]))
     return Forgotten(
         name, source, len(theirs), len(kept), head.digest, after.digest(), again.digest(), len(gone), removed, forks, copies,
         echoes, clean and not searched.left, searched, last.id,
