@@ -18,7 +18,7 @@ from regard.identity.store import IdentityStore, StoreError
 from regard.identity.store.backup import restore, verified
 from regard.identity.store.check import check_place
 
-FUZZ = int(os.environ.get("REGARD_FUZZ", "200"))
+FUZZ = int(os.environ.get("REGARD_FUZZ", "150"))
 """Damages to try; set it to try more."""
 
 
