@@ -10,8 +10,11 @@ Every draft is named `.draft-…` and stands beside what it becomes, so whoever 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import os
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -45,7 +48,7 @@ def replacing(path: str | Path, *, private: bool = False, drafts: Path | None = 
     `drafts` is the folder to write it in, on the same disk; by default the one it will stand in.
     """
     path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f"{DRAFT}{os.getpid()}-", dir=drafts or path.parent)
+    handle, name = tempfile.mkstemp(prefix=_prefix(), dir=drafts or path.parent)
     os.close(handle)
     draft = Path(name)
     try:
@@ -72,7 +75,7 @@ def write_text(path: str | Path, text: str, *, private: bool = False) -> None:
 def new_folder(path: Path, *, private: bool = False) -> Generator[Path]:
     """A folder to fill; it takes its name when the block ends well, and vanishes when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{os.getpid()}-", dir=path.parent))
+    draft = Path(tempfile.mkdtemp(prefix=_prefix(), dir=path.parent))
     try:
         yield draft
         put(draft, path, private=private)
@@ -91,7 +94,7 @@ def put(draft: Path, path: Path, *, private: bool = False) -> None:
     os.chmod(draft, 0o700 if private else 0o777 & ~_umask())
     old: Path | None = None
     if path.exists():
-        old = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{os.getpid()}-old-", dir=path.parent)) / "x"
+        old = Path(tempfile.mkdtemp(prefix=f"{_prefix()}old-", dir=path.parent)) / "x"
         os.replace(path, old)
     os.replace(draft, path)
     sync(path.parent)
@@ -108,11 +111,13 @@ def private_folder(path: Path) -> Path:
 
 
 def sweep(folder: Path, older_than: float = STALE) -> int:
-    """Remove the drafts that nobody has touched for `older_than` seconds; how many they were."""
+    """Remove the drafts of processes that have ended, and of unknown ones those that nobody has touched for `older_than` seconds;
+    how many they were. A draft whose process still runs here is left alone, however old it is."""
     swept, before = 0, time.time() - older_than
     for draft in folder.glob(f"{DRAFT}*"):
         with contextlib.suppress(FileNotFoundError):
-            if draft.lstat().st_mtime > before:
+            runs = _writer_runs(draft.name)
+            if runs or (runs is None and draft.lstat().st_mtime > before):
                 continue
             if draft.is_dir() and not draft.is_symlink():
                 shutil.rmtree(draft, ignore_errors=True)
@@ -120,6 +125,14 @@ def sweep(folder: Path, older_than: float = STALE) -> int:
                 draft.unlink()
             swept += 1
     return swept
+
+
+def new_folders(path: Path) -> Path:
+    """`path` and every folder above it that is not there yet, each for its owner alone; one that is there stays as it is."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return path
 
 
 def read_plain(path: str | Path, limit: int, *, follow: bool = False) -> bytes:
@@ -134,10 +147,12 @@ def read_plain(path: str | Path, limit: int, *, follow: bool = False) -> bytes:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror}{'' if follow else '; links are not followed'}"
         ) from error
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        # Before it becomes a Python file: a folder cannot, and its handle would stay open.
+        os.close(handle)
+        raise CheckpointError(f"{path} is no plain file")
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path} is no plain file")
         if found.st_size > limit:
             raise CheckpointError(f"{path} has {found.st_size:,} bytes; at most {limit:,} are read")
         # Not beyond the limit even if it grows meanwhile.
@@ -174,6 +189,36 @@ def point(link: Path, target: str) -> None:
     os.replace(draft, link)
 
 
+def _prefix() -> str:
+    """A draft says who writes it: a process by its number, which means something only on its own host."""
+    return f"{DRAFT}{os.getpid()}-{_host()}-"
+
+
+@functools.cache
+def _host() -> str:
+    """A name for the space in which process numbers count: containers of one machine may have the same ones."""
+    with contextlib.suppress(OSError):
+        return hashlib.sha256(f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:12]
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
+
+
+def _writer_runs(name: str) -> bool | None:
+    """Whether the process that writes a draft still runs; None where that cannot be known."""
+    match name.removeprefix(DRAFT).split("-"):
+        case [pid, host, *_] if pid.isdecimal() and host == _host() and sys.platform != "win32":
+            pass
+        case _:
+            return None
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        # Somebody else's process runs under this number.
+        return True
+    return True
+
+
 def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
@@ -181,6 +226,6 @@ def _umask() -> int:
 
 
 __all__ = [
-    "DRAFT", "home", "new_folder", "point", "private_folder", "put", "read_plain", "replacing", "require_plain", "sweep", "sync",
+    "DRAFT", "home", "new_folder", "new_folders", "point", "private_folder", "put", "read_plain", "replacing", "require_plain", "sweep", "sync",
     "write_bytes", "write_text",
 ]  # fmt: skip

@@ -97,7 +97,7 @@ def shown(name: str, model: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("verb", [["chat"], ["imprint"], ["sleep"], *(["identity", x] for x in (
-    "new", "list", "show", "log", "diff", "fork", "rollback", "forget", "export", "import", "delete"))])  # fmt: skip
+    "new", "list", "show", "log", "diff", "fork", "rollback", "forget", "export", "import", "delete", "check", "backup", "restore", "gc"))])  # fmt: skip
 def test_help_of_every_verb_shows_an_example(verb: list[str]):
     assert f"regard {' '.join(verb)}" in good(*verb, "--help")
 
@@ -142,14 +142,83 @@ def test_what_is_forgotten_is_gone_and_the_proof_is_printed(model: str):
     assert "wrote nothing" in refused("identity", "forget", "mara", "diary", "--yes", "-m", model)
 
 
+def test_two_who_chatted_on_one_day_are_two_sources_and_a_forgetting_says_what_it_read(model: str):
+    for name, words in (("mara", "I am Mara"), ("theo", "I am Theo")):
+        good("identity", "new", name, "-m", model)
+        done = run("chat", "-m", model, "-i", name, "-n", "4", "--keep", "shock", stdin=f"{words}\n")
+        assert done.exit_code == 0, done.output
+    [mine], [other] = (shown(name, model)["sources"] for name in ("mara", "theo"))
+    assert mine != other
+    label = mine.partition("@")[0]
+    assert label == other.partition("@")[0]
+    assert label.startswith("chat-")
+    proof = good("identity", "forget", "mara", label, "--yes", "-m", model)
+    assert f"'{mine}' is forgotten" in proof
+    assert "theo" not in proof
+    assert "nothing of it is there: people.db" in proof
+    assert "cannot be read from here, and may keep it: copies, exports and backups" in proof
+
+
+def test_a_store_is_checked_backed_up_damaged_and_restored(model: str, db: Path, tmp_path: Path):
+    imprint(model)
+    assert "1 name, 2 commits, 2 events, 2 blobs: sound" in good("identity", "check")
+    assert "1 identity" in good("identity", "backup", str(tmp_path / "monday"))
+    assert "sound" in good("identity", "check", "--store", str(tmp_path / "monday" / "identities.db"))
+    assert "there already" in refused("identity", "backup", str(tmp_path / "monday"))
+    assert "--replace" in refused("identity", "restore", str(tmp_path / "monday"))
+    assert "no folder" in refused("identity", "restore", str(tmp_path / "tuesday"))
+    db.write_bytes(db.read_bytes()[:8192])
+    done = run("identity", "check")
+    assert done.exit_code == 1, done.output
+    assert "damaged" in done.stdout
+    assert "restore a backup" in done.stdout
+    assert not json.loads(run("identity", "check", "--json").stdout)["sound"]
+    assert "restored 1 name, 2 commits" in good("identity", "restore", str(tmp_path / "monday"), "--replace")
+    assert shown("mara", model)["sources"] == ["diary"]
+    assert json.loads(good("identity", "check", "--json"))["problems"] == []
+    assert "removed" in good("identity", "gc")
+    assert "no store" in refused("identity", "check", "--store", str(tmp_path / "none.db"))
+
+
+def test_a_password_never_reaches_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for url in ("postgresql:/me:hunter2secret@host/db", "postgresql://me:hunter2secret@127.0.0.1:9/db?password=hunter2secret"):
+        done = run("identity", "list", "--store", url)
+        assert done.exit_code == 2, done.output
+        assert "hunter2secret" not in done.output
+        assert "hunter2secret" not in str(list(tmp_path.rglob("*")))
+
+
+@pytest.mark.usefixtures("short_nights")
+def test_a_night_whose_commit_is_forgotten_meanwhile_is_not_kept(model: str, db: Path, monkeypatch: pytest.MonkeyPatch):
+    import regard.cli.sleep as module
+
+    imprint(model)
+    real = module.write
+
+    def then_deleted(*given: Any) -> None:
+        real(*given)
+        with IdentityStore(db) as store:
+            store.delete("mara")
+        real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write", then_deleted)
+        done = sleep(model)
+    assert done.exit_code == 2, done.output
+    assert "the night was not kept" in done.stderr
+    assert not list(db.parent.glob("people.nights/*"))
+
+
 def test_messages_from_json_and_jsonl_are_one_conversation(model: str, tmp_path: Path, db: Path):
     talk = [{"role": "user", "content": "I live in Porto."}, {"role": "assistant", "content": "Lovely!"}]
     (tmp_path / "talk.json").write_text(json.dumps(talk))
     (tmp_path / "talk.jsonl").write_text("".join(json.dumps(m) + "\n\n" for m in talk))
     for name, file in (("a", "talk.json"), ("b", "talk.jsonl")):
         said = good("imprint", str(tmp_path / file), "-i", name, "-m", model, "--keep", "shock", "--affect", "estimated")
-        assert "from talk" in said
-    good("imprint", "-", "-i", "c", "-m", model, "--keep", "shock", "--affect", "estimated", "--source", "talk", stdin="".join(json.dumps(m) + "\n" for m in talk))  # fmt: skip
+        assert "from talk@" in said
+    [source] = shown("a", model)["sources"]
+    good("imprint", "-", "-i", "c", "-m", model, "--keep", "shock", "--affect", "estimated", "--source", source, stdin="".join(json.dumps(m) + "\n" for m in talk))  # fmt: skip
     for name in "bc":
         assert json.loads(good("identity", "diff", "a", name, "--json"))["same"]
     with IdentityStore(db) as store:

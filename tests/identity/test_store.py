@@ -316,7 +316,7 @@ def test_deleting_a_name_removes_what_no_other_name_needs(mara: IdentityStore) -
 
 
 def test_what_a_crash_kept_from_being_removed_is_removed_on_opening(mara: IdentityStore, open_store: Open) -> None:
-    mara.sweep = lambda: (0, 0, True)  # pyright: ignore
+    mara.sweep = lambda *_: (0, 0, True)  # pyright: ignore
     mara.delete("mara")
     assert len(blobs(mara)) == 4
     with open_store() as again:

@@ -260,26 +260,15 @@ def test_a_full_disk_loses_nothing(store: IdentityStore, monkeypatch: pytest.Mon
     def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    class Full:
-        """A file on a disk that fills up half way."""
+    real = Path.write_bytes
 
-        def __init__(self, handle: int, *_: object) -> None:
-            self.handle = handle
+    def half(path: Path, data: bytes) -> int:
+        real(path, data[: len(data) // 2])
+        return full()
 
-        def __enter__(self) -> Full:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            os.close(self.handle)
-
-        def write(self, data: bytes) -> None:
-            os.write(self.handle, data[: len(data) // 2])
-            full()
-
-    real = os.fdopen
     with monkeypatch.context() as patch:
         if call == "write":
-            patch.setattr(os, "fdopen", lambda h, mode="r", *a: Full(h) if mode == "wb" else real(h, mode, *a))
+            patch.setattr(Path, "write_bytes", half)
         elif call == "open":
             opened = os.open
             patch.setattr(os, "open", lambda p, flags, *a: full() if flags & os.O_EXCL else opened(p, flags, *a))

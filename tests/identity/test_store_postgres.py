@@ -12,9 +12,20 @@ import test_store
 from test_store import *  # noqa: F403
 from test_store import Open, heard, imprint, mara, replay, store  # noqa: F401
 from test_store_crash import Drive, drive  # noqa: F401
+from test_store_forget import (  # noqa: F401
+    test_a_fork_is_found_by_ancestry_and_an_import_by_its_events,
+    test_a_state_that_came_without_its_events_is_found_by_its_imprints,
+    test_an_interrupted_night_and_the_draft_of_a_killed_one_go_with_their_commit,
+    test_sources_that_would_be_called_the_same_are_told_apart_and_named_by_what_people_call_them,
+    test_the_same_text_written_twice_is_a_copy_and_not_a_fork,
+    test_two_people_who_chatted_on_one_day_are_not_told_to_erase_each_other,
+)
+from test_store_readers import *  # noqa: F403
 
 from regard.identity.identity import Identity
 from regard.identity.store import IdentityStore, StoreError
+from regard.identity.store.backup import restore, verified
+from regard.identity.store.schema import newest
 
 SERVER = os.environ.get("REGARD_TEST_POSTGRES", "")
 if not SERVER:
@@ -126,3 +137,71 @@ def test_a_plain_commit_waits_for_an_update_and_is_then_stale(mara: IdentityStor
     intruder.join()
     assert stale == [True]
     assert mara.verify("mara") == 5
+
+
+def test_a_forgetting_rewrites_the_tables_and_says_what_the_server_may_keep(mara: IdentityStore) -> None:  # noqa: F811
+    found = mara.forget("mara", "mara", replay)
+    assert found.scrubbed
+    assert "write-ahead log" in str(found)
+    assert "archives" in str(found)
+    with mara.db.read() as c:
+        assert mara.db.doomed(c) == []
+
+
+def test_rows_that_an_old_snapshot_may_look_at_are_not_called_gone_and_nobody_waits_for_it(
+    mara: IdentityStore,  # noqa: F811
+    open_store: Open,
+) -> None:
+    from sqlalchemy import text
+
+    with open_store() as old, old.db.read() as c:
+        c.execute(text("SELECT 1 FROM identity_schema"))
+        assert not mara.forget("mara", "mara", replay).scrubbed
+        assert mara.verify("mara") == 2
+    with open_store() as again:
+        assert again.check().problems == [], "the next opening finishes it"
+
+
+def test_a_backup_of_a_server_goes_into_a_file_and_back(mara: IdentityStore, tmp_path: Path, place: dict[str, str]) -> None:  # noqa: F811
+    mara.rollback("mara", 1)
+    mara.fork("mara", "twin")
+    log = mara.log("mara")
+    path = mara.backup(tmp_path / "backup")
+    assert verified(path).names == 2
+    restore(path, tmp_path / "x.db")
+    with IdentityStore(tmp_path / "x.db") as store:  # noqa: F811
+        assert store.log("mara") == log
+    heard_later = heard("mara", "later")
+    mara.update("mara", lambda me: imprint(me, heard_later), event=heard_later)
+    with pytest.raises(StoreError, match="--replace"):
+        restore(path, **place)
+    restore(path, **place, replace=True)
+    assert mara.log("mara") == log
+    assert mara.check().problems == []
+
+
+def test_a_server_that_is_read_only_is_read(mara: IdentityStore, place: dict[str, str]) -> None:  # noqa: F811
+    from sqlalchemy import delete
+
+    from regard.identity.store.schema import names
+
+    with IdentityStore(**place, read_only=True) as reader:
+        assert reader.verify("mara") == 4
+        with pytest.raises(StoreError, match="read only"):
+            reader.delete("mara")
+        with pytest.raises(StoreError, match="read-only transaction"), reader.db.errors(), reader.db.engine.begin() as c:
+            c.execute(delete(names))
+
+
+def test_a_server_of_schema_1_is_upgraded(mara: IdentityStore, open_store: Open) -> None:  # noqa: F811
+    from sqlalchemy import text
+
+    log = mara.log("mara")
+    with mara.db.write() as c:
+        c.execute(text("DROP TABLE identity_seals"))
+        c.execute(text("UPDATE identity_schema SET version = 1"))
+    with open_store() as again:
+        assert again.log("mara") == log
+        assert again.check().problems == []
+        with again.db.read() as c:
+            assert c.scalar(text("SELECT max(version) FROM identity_schema")) == newest()

@@ -95,14 +95,15 @@ def chat(
     if weights not in ("float32", "int8"):
         fail(f"--weights {weights}: choose float32 or int8")
     from ..identity import Rule
-    from ..identity.store.records import checked_source
+    from ..identity.store.records import checked_source, unique_source
     from ..models.generate import Sampling
 
     sampling = Sampling(max_tokens, temperature, seed=seed)
     gain = parse_affect(affect)
     changes: dict[str, Any] = {k: v for k, v in (("keep", keep), ("budget", budget)) if v is not None}
     rule = Rule(**changes)
-    label = checked_source(source or time.strftime("chat-%Y-%m-%d"))
+    # Two people who talk on one day are two sources: each can be forgotten without the other.
+    label = checked_source(source) if source else unique_source(time.strftime("chat-%Y-%m-%d"))
     with open_store(store) as kept:
         names = [n.strip() for n in compare.split(",")] if compare is not None else [] if identity is None else [identity]
         if compare is not None and (len(names) != 2 or not all(names)):

@@ -13,6 +13,7 @@ import typer
 
 from .generate import DEFAULT
 from .speech import fail, progress, table, verb
+from .upkeep import backup, check, gc, restore
 from .who import JsonOption, ModelOption, StoreOption, clean, load, note, open_model, open_store, several, size, spark, word
 
 if TYPE_CHECKING:
@@ -198,14 +199,15 @@ def forget(
     """Take back all that a source wrote, and prove it.
 
     The identity is made again from nothing out of every other event, twice, and both must agree bit for bit. The history of the
-    name is replaced; texts and states that held the source are removed for good. This cannot be undone.
+    name is replaced; texts and states that held the source are removed for good, the database is written anew, and every file of the
+    store is read for what was removed. The answer says which files were read, and what cannot be: backups, exports, and the log of a
+    database server. Forks that hold it are named; a source of the same name elsewhere is somebody else's. This cannot be undone.
 
     \b
     regard identity forget mara diary
     regard identity forget mara monday --yes
     """
     from ..identity.replay import replay
-    from .sleep import sweep
 
     with open_store(store) as kept:
         load(kept, name)
@@ -214,7 +216,6 @@ def forget(
             body, tokenizer, base = open_model(model, tell)
             kept.load(name, base)
             proof = kept.forget(name, source, replay(body, tokenizer, tell))
-        sweep(kept)
     typer.echo(clean(str(proof)))
 
 
@@ -271,14 +272,15 @@ def delete(name: Name, yes: Yes = False, store: StoreOption = None) -> None:
     \b
     regard identity delete mara
     """
-    from .sleep import sweep
-
     with open_store(store) as kept:
         load(kept, name)
         _confirm(yes, f"remove {name} and its history? This cannot be undone")
         gone = kept.delete(name)
-        sweep(kept)
     typer.echo(f"{name} is gone, {several(gone, 'commit')} with it")
+
+
+for _verb in (check, backup, restore, gc):
+    app.command()(_verb)
 
 
 def steps(to: str) -> str | int:

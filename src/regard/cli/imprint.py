@@ -27,7 +27,10 @@ def imprint(
     identity: Annotated[str, typer.Option("--identity", "-i", help="who remembers it; made if there is none of that name")],
     affect: Annotated[str, typer.Option(help="how deeply, from -1 to 1, or estimated: by how it went for the model")] = "1",
     source: Annotated[
-        str | None, typer.Option(help="a name for it, to forget it by [default: the file's]", show_default=False)
+        str | None,
+        typer.Option(
+            help="a name for it, to forget it by [default: the file's, and digits of what it holds]", show_default=False
+        ),
     ] = None,
     keep: Annotated[
         str | None, typer.Option(help="what is worth keeping: learned, coverage, shock, attention, snapkv, recency, …")
@@ -55,13 +58,14 @@ def imprint(
     from ..identity import Identity, Rule
     from ..identity.body import body_of
     from ..identity.replay import happened, told
-    from ..identity.store.records import checked_name
+    from ..identity.store.records import checked_name, unique_source
 
     checked_name(identity)
     gain = parse_affect(affect)
     rule = Rule(**changes)
-    name = source or ("stdin" if file == "-" else Path(file).stem)
+    # Two files of one name are two sources; one file is the same source wherever it lies.
     said = messages(text, file)
+    name = source or unique_source("stdin" if file == "-" else Path(file).stem, json.dumps(said))
     event = told(said, source=name, rule=rule, affect=gain)
     with open_store(store) as kept:
         known = identity in kept.names()

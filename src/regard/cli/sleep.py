@@ -48,7 +48,7 @@ def sleep(
         start = kept.head(identity).id
         night: Night | None = None
         rule = SleepRule(seed=seed) if steps is None else SleepRule(steps=steps, seed=seed)
-        sweep(kept)
+        kept.sweep_drafts()
         if resume:
             start = _broken_off(kept, identity)
             rule, night = read(_file(kept, start))
@@ -66,7 +66,13 @@ def sleep(
                 )
 
             def keep(now: Night) -> None:
-                write(_file(kept, start), rule, now)
+                file = _file(kept, start)
+                write(file, rule, now)
+                # After it is written: whoever forgets removes the commit first and then looks for its night, so that one of the
+                # two sees the other.
+                if not kept.holds(start):
+                    file.unlink(missing_ok=True)
+                    fail(f"{identity} was made to forget something, or deleted, while it slept; the night was not kept")
 
             with living(body, None):
                 after, slept = consolidate(body, before, past, tokenizer, rule, tell=tell, night=night, on_step=keep)
@@ -102,37 +108,22 @@ def _broken_off(store: IdentityStore, name: str) -> str:
     return found[0]
 
 
-def _nights(store: IdentityStore) -> Path:
-    """A folder beside the blobs; what lies there is of no use to anyone but the night that goes on."""
-    return store.blobs.folder.with_name(f"{store.blobs.folder.stem}.nights")
-
-
 def _file(store: IdentityStore, commit: str) -> Path:
-    return _nights(store) / f"{commit}.safetensors"
-
-
-def sweep(store: IdentityStore) -> None:
-    """Remove nights over commits that are no more: what was forgotten must not lie there either."""
-    from ..identity.store import StoreError
-
-    for file in list(_nights(store).glob("*.safetensors")):
-        try:
-            store.find(file.stem)
-        except StoreError:
-            file.unlink(missing_ok=True)
+    """Beside the blobs; what lies there is of no use to anyone but the night that goes on."""
+    return store.nights / f"{commit}.safetensors"
 
 
 def write(file: Path, rule: SleepRule, night: Night) -> None:
     """Where a night stands, whole or not at all."""
     from safetensors.torch import save
 
-    from ..files import write_bytes
+    from ..files import private_folder, write_bytes
 
     tensors: dict[str, Any] = {f"leaves.{n}": x for n, x in night.leaves.items()}
     tensors |= {f"best.{n}": x for n, x in night.best.items()}
     tensors |= {f"moments.{i}.{n}": x for n, pair in night.moments.items() for i, x in enumerate(pair)}
     numbers = {n: getattr(night, n) for n in ("step", "best_loss", "best_step", "before", "looks")}
-    file.parent.mkdir(mode=0o700, exist_ok=True)
+    private_folder(file.parent)
     data = save(
         {n: x.contiguous() for n, x in tensors.items()}, metadata={"night": json.dumps({"rule": asdict(rule), **numbers})}
     )

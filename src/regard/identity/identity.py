@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -27,10 +27,14 @@ from ..errors import CheckpointError, RegardError, StateError
 from .packed import Packed
 
 SCHEMA = 1
+"""Of the settings and tensors on disk; `UPGRADES` leads here from every older one."""
 TENSORS, CONFIG = "identity.safetensors", "identity_config.json"
 LARGEST = 64 << 20
 """Bytes of an identity that are read at most: one that is larger did not come from here."""
 Form = Literal["key_bias", "self_token"]
+Parts = tuple[dict[str, Any], dict[str, Tensor]]
+UPGRADES: dict[int, Callable[[dict[str, Any], dict[str, Tensor]], Parts]] = {}
+"""From a schema to the next one: settings and tensors in, settings and tensors out."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +212,7 @@ class Identity:
     def build(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Identity:
         """From what `config` and `tensors` gave; whatever does not fit is refused before it is used."""
         try:
-            if config["schema"] != SCHEMA:
-                raise CheckpointError(f"this identity has schema {config['schema']!r}; this version reads {SCHEMA}")
+            config, tensors = upgraded(config, tensors)
             base = Base(**config["base"])
             if not isinstance(config["sources"], list | tuple):
                 raise CheckpointError(f"the sources of an identity are a list of names, not {config['sources']!r}")
@@ -239,19 +242,20 @@ class Identity:
 
     def digest(self) -> str:
         """A name by content: the same state has the same digest, wherever it is."""
-        h = hashlib.sha256(json.dumps({**self.config(), "parent": None}, sort_keys=True).encode())
+        # Without the schema of files, which is not the state's: commits of every version keep their digests.
+        h = hashlib.sha256(json.dumps({**self.config(), "parent": None, "schema": 1}, sort_keys=True).encode())
         for name, t in sorted(self.tensors().items()):
             h.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
             h.update(t.numpy().tobytes())
         return h.hexdigest()
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder, whole or not at all."""
+        """Write the folder, whole or not at all, and for its owner alone: what it holds can be read back as words."""
         from safetensors.torch import save_file
 
         from ..files import new_folder, write_text
 
-        with new_folder(Path(folder)) as draft:
+        with new_folder(Path(folder), private=True) as draft:
             save_file(self.tensors(), draft / TENSORS, metadata={"format": "pt"})
             write_text(draft / CONFIG, json.dumps(self.config(), indent=1, ensure_ascii=False) + "\n")
 
@@ -277,6 +281,22 @@ class Identity:
         return cls.build(config, unpack(data))
 
     from_pretrained = load
+
+
+def upgraded(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Parts:
+    """Settings and tensors of any schema that there was, in this one's."""
+    found, t = dict(config), dict(tensors)
+    while (schema := found.get("schema")) != SCHEMA:
+        if type(schema) is int and schema > SCHEMA:
+            raise CheckpointError(
+                f"this identity has schema {schema}; this version of regard reads up to {SCHEMA}: update regard"
+            )
+        if type(schema) is not int or schema not in UPGRADES:
+            raise CheckpointError(f"this identity has schema {schema!r:.40}; this version reads 1 to {SCHEMA}")
+        found, t = UPGRADES[schema](found, t)
+        if found.get("schema") != schema + 1:
+            raise CheckpointError(f"the upgrade from schema {schema} led to {found.get('schema')!r:.40}")
+    return found, t
 
 
 def read_bytes(path: Path) -> bytes:

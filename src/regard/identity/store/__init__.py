@@ -1,11 +1,14 @@
 """Identities that are kept: append-only commits, forks, rollbacks, and forgetting that proves itself."""
 
+from .check import Checked, Problem
 from .difference import Change, Diff, compare
-from .errors import StaleError, StoreError
+from .errors import MissingBlobError, StaleError, StoreError
 from .forget import Forgotten, Replay
-from .records import Commit, Event
+from .proof import Searched
+from .records import Commit, Event, label_of, unique_source
 from .store import Collected, IdentityStore
 
 __all__ = [
-    "Change", "Collected", "Commit", "Diff", "Event", "Forgotten", "IdentityStore", "Replay", "StaleError", "StoreError", "compare",
+    "Change", "Checked", "Collected", "Commit", "Diff", "Event", "Forgotten", "IdentityStore", "MissingBlobError", "Problem", "Replay",
+    "Searched", "StaleError", "StoreError", "compare", "label_of", "unique_source",
 ]  # fmt: skip

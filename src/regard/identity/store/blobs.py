@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import CheckpointError
-from ...files import read_plain, sync, write_bytes
+from ...files import DRAFT, new_folders, read_plain, sync, write_bytes
 from ..identity import LARGEST
-from .errors import StoreError
+from .errors import MissingBlobError, StoreError
 
 
 class Blobs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, blob: str) -> Path:
         return self.folder / blob[:2] / f"{blob}.safetensors"
@@ -50,12 +49,17 @@ class Blobs:
 
     def _write(self, path: Path, data: bytes) -> None:
         if not path.parent.is_dir():
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            new_folders(path.parent)
             sync(self.folder)
         write_bytes(path, data, private=True, drafts=self.folder)
 
     def get(self, blob: str) -> bytes:
-        data = read_plain(self.path(blob), LARGEST)
+        try:
+            data = read_plain(self.path(blob), LARGEST)
+        except CheckpointError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise MissingBlobError(blob, f"{error}; restore it or roll back") from error
+            raise
         if hashlib.sha256(data).hexdigest() != blob:
             raise CheckpointError(f"{self.path(blob)} is damaged: what it holds has another hash; restore it or roll back")
         return data
@@ -69,6 +73,14 @@ class Blobs:
         except FileNotFoundError:
             return 0
         return size
+
+    def draft_bytes(self) -> int:
+        """Of files that are being written, or were when their process was killed."""
+        total = 0
+        for path in self.folder.glob(f"{DRAFT}*"):
+            with contextlib.suppress(FileNotFoundError):
+                total += path.stat().st_size
+        return total
 
     def old(self, pattern: str, grace: float) -> Iterator[Path]:
         """Files that nobody has touched for `grace` seconds."""

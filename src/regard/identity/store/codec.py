@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...errors import CheckpointError, RegardError, StateError
-from ..identity import LARGEST, SCHEMA, Base, Identity, Imprints, Life, unpack
+from ..identity import LARGEST, Base, Identity, Imprints, Life, unpack, upgraded
 from .errors import StoreError
 from .records import canonical, checked_source, strict_json
 
@@ -59,8 +59,10 @@ def decode(data: bytes, what: str) -> tuple[Identity, dict[str, Any]]:
 def build(config: dict[str, Any], data: bytes, what: str) -> Identity:
     try:
         read_header(data, what)
+        # In this schema first: what is checked is what is built.
+        config, tensors = upgraded(config, unpack(data))
         check_config(config)
-        identity = Identity.build(config, unpack(data))
+        identity = Identity.build(config, tensors)
         # Asked from below: the absolute value of an int8's −128 is −128 again.
         if identity.trace is not None and bool((identity.trace.signs < -1).any()):
             raise StateError(f"the signs of a trace are −1, 0 or 1, not {int(identity.trace.signs.min())}")
@@ -99,8 +101,6 @@ def read_header(data: bytes, what: str) -> dict[str, Any]:
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Types of all settings; the identity itself then checks what they mean."""
-    if config.get("schema") != SCHEMA:
-        raise CheckpointError(f"this identity has schema {config.get('schema')!r:.40}; this version reads {SCHEMA}")
     if set(config) != {"schema", "base", "form", "sources", "life", "parent"}:
         raise CheckpointError(f"the settings of an identity are not {', '.join(sorted(map(str, config)))[:200]}")
     base, life, sources = config["base"], config["life"], config["sources"]

@@ -1,222 +1,88 @@
-"""The tables of a store, and every statement that is sent to them: SQLite in a file, or PostgreSQL.
-
-Order of locks, the same everywhere so that no two writers wait for each other: first the name (its row in PostgreSQL, a
-locked file beside SQLite), then the guard that keeps those who remove things apart from those who add them.
-"""
+"""Every statement that is sent to the tables of a store, and every answer checked: what comes back is what was written, or an error."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
+import itertools
+import re
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
+import time
+import uuid
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-try:
-    from sqlalchemy import (
-        CTE,
-        URL,
-        Column,
-        Connection,
-        Float,
-        ForeignKey,
-        Integer,
-        MetaData,
-        String,
-        Table,
-        Text,
-        create_engine,
-        delete,
-        event,
-        func,
-        insert,
-        make_url,
-        select,
-        text,
-        update,
-    )  # fmt: skip
-    from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-except ImportError as error:
-    raise ImportError("a store of identities needs SQLAlchemy 2: pip install 'regard[identity]'") from error
+from .connection import SIDES, Connections, Turn, driver
+from .schema import commits, count, doomed, events, key_of, names, seal_of, seals
 
-import itertools
+# After `schema`, which says what to install where there is no SQLAlchemy.
+from sqlalchemy import CTE, Connection, delete, insert, literal, select, text, union_all, update  # isort: skip
+from sqlalchemy.exc import IntegrityError, OperationalError  # isort: skip
 
 from ...errors import CheckpointError
 from .errors import StaleError, StoreError
-from .records import Commit, Event, canonical, journal_hash, strict_json
+from .records import Commit, Event, journal_hash, strict_json
 
-SCHEMA = 1
-PATIENCE = 60.0
-"""Seconds that a writer waits for SQLite's one write lock."""
-GUARD = 0x7265_6761_7264
-"""PostgreSQL's advisory locks are numbers; this one is "regard" in ASCII."""
 CHUNK = 500
-
-metadata = MetaData()
-schema = Table("identity_schema", metadata, Column("version", Integer, primary_key=True))
-commits = Table(
-    "identity_commits",
-    metadata,
-    Column("id", String(64), primary_key=True),
-    Column("parent", String(64), ForeignKey("identity_commits.id"), index=True),
-    Column("origin", String(64), ForeignKey("identity_commits.id"), index=True),
-    Column("number", Integer, nullable=False),
-    Column("token", String(64), nullable=False, unique=True),
-    Column("blob", String(64), nullable=False, index=True),
-    Column("body", Text, nullable=False),
-)
-events = Table(
-    "identity_events",
-    metadata,
-    Column("commit_id", String(64), ForeignKey("identity_commits.id"), primary_key=True),
-    Column("position", Integer, primary_key=True),
-    Column("source", Text, index=True),
-    Column("body", Text, nullable=False),
-)
-names = Table(
-    "identity_names",
-    metadata,
-    Column("name", String(64), primary_key=True),
-    Column("head", String(64), ForeignKey("identity_commits.id"), nullable=False, index=True),
-    Column("created", Float, nullable=False),
-)
-doomed = Table("identity_doomed", metadata, Column("blob", String(64), primary_key=True))
-"""Blobs whose last commit is gone: removed after the transaction, or by whoever opens the store next."""
 SCRUB = "-"
-"""Stands among them while the database's own files may still hold what was removed from it."""
+"""Begins a mark among the doomed blobs: the database's own files may still hold what one removal took out of its tables."""
+TRIES, BRIEFLY = 8, 0.25
+"""How often, and for how many seconds, the scrubbing of a database waits for those who read it."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One writer's time with one name: its transactions, while no other writer's turn on that name can begin."""
-
-    read: Callable[[], AbstractContextManager[Connection]]
-    write: Callable[[], AbstractContextManager[Connection]]
-
-
-class Database:
-    def __init__(self, url: URL, locks: Path) -> None:
-        self.lite = url.get_backend_name() == "sqlite"
-        self.where = url.render_as_string(hide_password=True)
-        self.locks = locks
-        if self.lite:
-            self.engine = create_engine(url, connect_args={"timeout": PATIENCE}, pool_size=8, max_overflow=32)
-            event.listen(self.engine, "connect", _prepare)
-            event.listen(self.engine, "begin", _begin)
-        else:
-            self.engine = create_engine(url, pool_pre_ping=True, pool_size=8, max_overflow=32)
-        try:
-            self._create()
-        except BaseException:
-            self.close()
-            raise
-
-    def _create(self) -> None:
-        with self._errors(), self._locked(".schema") if self.lite else contextlib.nullcontext():
-            if self.lite:
-                with self.engine.connect() as c:
-                    _wal(c)
-            with self.engine.begin() as c:
-                self.guard(c, exclusive=True)
-                metadata.create_all(c, tables=[schema])
-                version = c.scalar(select(func.max(schema.c.version)))
-                if version is None:
-                    c.execute(insert(schema).values(version=SCHEMA))
-                elif version > SCHEMA:
-                    raise StoreError(
-                        f"{self.where} has schema {version}; this version of regard reads up to {SCHEMA}: update regard"
-                    )
-                metadata.create_all(c)
-
-    def close(self) -> None:
-        self.engine.dispose()
-
-    # -- transactions ------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def read(self) -> Generator[Connection]:
-        with self._errors(), self.engine.connect().execution_options(regard_reads=True) as c:
-            yield c
-
-    @contextlib.contextmanager
-    def write(self) -> Generator[Connection]:
-        with self._errors(), self.engine.begin() as c:
-            yield c
-
-    @contextlib.contextmanager
-    def turn(self, name: str) -> Generator[Turn]:
-        """Writers of one name come one after another; writers of other names do not wait."""
-        if self.lite:
-            # Not SQLite's own lock: it is one for all names, and what runs in a turn may take as long as a model takes.
-            with self._locked(name):
-                yield Turn(self.read, self.write)
-        else:
-            with self.write() as c:
-                c.execute(select(names.c.head).where(names.c.name == name).with_for_update())
-                yield Turn(lambda: contextlib.nullcontext(c), lambda: contextlib.nullcontext(c))
-
-    def guard(self, c: Connection, *, exclusive: bool) -> None:
-        """Who adds shares it, who removes holds it alone, so that nothing is removed that is about to be named."""
-        if not self.lite:
-            lock = func.pg_advisory_xact_lock if exclusive else func.pg_advisory_xact_lock_shared
-            c.execute(select(lock(GUARD)))
-
-    @contextlib.contextmanager
-    def _locked(self, name: str) -> Generator[None]:
-        try:
-            import fcntl
-        except ImportError:
-            # Without it two writers may both try; the second finds the head moved, and tries again.
-            yield
-            return
-        self.locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # By hash: some systems do not tell A from a in a file's name, and a name that was deleted leaves nothing to read.
-        file = self.locks / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock"
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
-
-    @contextlib.contextmanager
-    def _errors(self) -> Generator[None]:
-        try:
-            yield
-        except DBAPIError as error:
-            why = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
-            if "not a database" in why or "malformed" in why:
-                raise CheckpointError(f"{self.where} is not a store of identities, or a damaged one: {why}") from error
-            raise StoreError(f"{self.where} did not answer as it should: {why}; what was acknowledged is kept") from error
-        except SQLAlchemyError as error:
-            raise StoreError(f"{self.where} cannot be used: {error}") from error
-
+class Database(Connections):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def names(self, c: Connection) -> dict[str, Commit]:
-        found = select(names.c.name, commits.c.id, commits.c.body).join(commits, names.c.head == commits.c.id)
-        return {name: Commit.read(id, body) for name, id, body in c.execute(found.order_by(names.c.name))}
+        """Every name and the commit at its head; refused where the two records of the names differ."""
+        heads = self.heads(c)
+        found: dict[str, Commit] = {}
+        for ids in _chunks(sorted(set(heads.values()))):
+            rows = c.execute(select(commits.c.id, commits.c.body).where(commits.c.id.in_(ids)))
+            found |= {id: Commit.read(id, body) for id, body in rows}
+        for name, head in heads.items():
+            if head not in found:
+                raise self._damage(f"commit {head[:12]}, the head of {name!r}, is not there")
+        return {name: found[head] for name, head in heads.items()}
 
-    def some_names(self, c: Connection, limit: int) -> list[str]:
-        return list(c.scalars(select(names.c.name).order_by(names.c.name).limit(limit)))
-
-    def count(self, c: Connection) -> int:
-        return c.scalar(select(func.count()).select_from(names)) or 0
+    def heads(self, c: Connection) -> dict[str, str]:
+        # One statement, and so one snapshot, in transactions that write too.
+        both = union_all(
+            select(literal(0), names.c.name, names.c.head), select(literal(1), seals.c.key, seals.c.seal)
+        )  # fmt: skip
+        heads: dict[str, str] = {}
+        sealed: dict[str, str] = {}
+        for kind, key, value in c.execute(both):
+            if not isinstance(key, str) or not isinstance(value, str) or key in (sealed if kind else heads):
+                raise self._damage(f"a name is recorded as {key!r:.80}, with {value!r:.80}")
+            (sealed if kind else heads)[key] = value
+        for name, head in heads.items():
+            if sealed.pop(key_of(name), None) != seal_of(name, head):
+                raise self._damage(f"the name {name!r:.80} is not as it was written")
+        if sealed:
+            lost = "a name is" if len(sealed) == 1 else f"{len(sealed)} names are"
+            raise self._damage(f"{lost} lost: the second record of names has more than the first")
+        return dict(sorted(heads.items()))
 
     def head(self, c: Connection, name: str, *, lock: bool = False) -> Commit | None:
-        found = select(names.c.head).where(names.c.name == name)
-        # Locked alone, then read: a joined row would be the one from before the wait.
-        id = c.scalar(found.with_for_update() if lock else found)
-        return None if id is None else self.commit(c, id)
+        if lock:
+            # Locked alone, then read: a joined row would be the one from before the wait.
+            c.execute(select(names.c.head).where(names.c.name == name).with_for_update())
+        head = select(names.c.head).where(names.c.name == name).scalar_subquery()
+        seal = select(seals.c.seal).where(seals.c.key == key_of(name)).scalar_subquery()
+        id, sealed = c.execute(select(head, seal)).one()
+        if id is None and sealed is None:
+            # Nobody of that name, unless damage took both records: then others differ too, or the file is refused as malformed.
+            return None
+        if not isinstance(id, str) or sealed != seal_of(name, id):
+            raise self._damage(f"the name {name!r} is lost, or not as it was written")
+        return self.commit(c, id)
+
+    def count(self, c: Connection) -> int:
+        return count(c, names)
 
     def commit(self, c: Connection, id: str) -> Commit:
         body = c.scalar(select(commits.c.body).where(commits.c.id == id))
         if body is None:
-            raise CheckpointError(f"commit {id[:12]} is named in {self.where} and not there")
+            raise CheckpointError(f"commit {id[:12]} is named in {self.where} and not there; run: regard identity check")
         return Commit.read(id, body)
 
     def beginning(self, c: Connection, prefix: str) -> list[str]:
@@ -228,7 +94,7 @@ class Database:
         return None if row is None else Commit.read(row[0], row[1])
 
     def chain(self, c: Connection, head: Commit, limit: int | None = None) -> list[Commit]:
-        """From the head back to the root."""
+        """From the head back to the root, or as far as `limit`; all of them, each the parent of the one before it."""
         floor = -1 if limit is None else head.number - limit
         walk = _walk(select(commits.c.id, commits.c.parent, commits.c.number).where(commits.c.id == head.id), floor)
         rows = c.execute(select(commits.c.id, commits.c.body).join(walk, walk.c.id == commits.c.id))
@@ -236,6 +102,11 @@ class Database:
         for a, b in itertools.pairwise(found):
             if a.parent != b.id:
                 raise CheckpointError(f"commit {a.id[:12]} follows {str(a.parent)[:12]}, and {b.id[:12]} stands in its place")
+        if len(found) != head.number - max(floor, -1) or found[0].id != head.id or (floor < 0 and found[-1].parent is not None):
+            raise CheckpointError(
+                f"the history of commit {head.id[:12]} has a gap: {len(found)} commits, the last is "
+                f"{found[-1].id[:12] if found else 'none'}; run: regard identity check"
+            )
         return found
 
     def events(self, c: Connection, chain: Sequence[Commit]) -> list[list[Event]]:
@@ -244,6 +115,8 @@ class Database:
         for ids in _chunks(bodies):
             rows = select(events.c.commit_id, events.c.body).where(events.c.commit_id.in_(ids))
             for id, body in c.execute(rows.order_by(events.c.commit_id, events.c.position)):
+                if id not in bodies or not isinstance(body, str):
+                    raise self._damage(f"an event belongs to {id!r:.80}, which is none of the commits that it was asked for")
                 bodies[id].append(body)
         result: list[list[Event]] = []
         for commit in chain:
@@ -255,25 +128,55 @@ class Database:
             result.append(found)
         return result
 
-    def holders(self, c: Connection, source: str) -> list[str]:
-        """Names in whose history `source` still stands."""
-        suspects = set(c.scalars(select(events.c.commit_id).where(events.c.source == source)))
-        quoted = commits.c.body.contains(canonical(source), autoescape=True)
-        for id, body in c.execute(select(commits.c.id, commits.c.body).where(quoted)):
-            commit = Commit.read(id, body)
-            if source == commit.source or source in commit.sources:
-                suspects.add(id)
-        found: list[str] = []
-        for name, head in self.names(c).items() if suspects else ():
-            if any(x.id in suspects for x in self.chain(c, head)):
-                found.append(name)
-        return found
+    def events_by(self, c: Connection, source: str) -> list[tuple[str, str]]:
+        """The commit and the record of every event that a source of this name wrote, in whatever history."""
+        rows = c.execute(select(events.c.commit_id, events.c.body).where(events.c.source == source))
+        return [(id, body) for id, body in rows if isinstance(id, str) and isinstance(body, str)]
+
+    def every_record(self, c: Connection) -> Iterable[str]:
+        """All text that the tables hold: what may stand in the database's files."""
+        for column in (commits.c.body, events.c.body, events.c.source, names.c.name):
+            yield from (x for x in c.scalars(select(column)) if isinstance(x, str))
 
     def blobs(self, c: Connection) -> set[str]:
-        return set(c.scalars(select(commits.c.blob).distinct()))
+        """Those that commits name, by their records: `gc` must not believe a column that damage has changed."""
+        found: set[str] = set()
+        for id, blob, body in c.execute(select(commits.c.id, commits.c.blob, commits.c.body)):
+            commit = Commit.read(id, body)
+            if commit.blob != blob:
+                raise self._damage(f"commit {commit.id[:12]} is listed with another blob than its record has")
+            found.add(blob)
+        return found
+
+    def has(self, c: Connection, id: str) -> bool:
+        return c.scalar(select(commits.c.id).where(commits.c.id == id)) is not None
+
+    def integrity(self, c: Connection) -> list[str]:
+        """What SQLite finds wrong with its own pages and references; a server keeps watch over its own."""
+        if not self.lite:
+            return []
+        wrong = [str(row[0]) for row in c.exec_driver_sql("PRAGMA integrity_check(20)") if row[0] != "ok"]
+        return wrong + [
+            f"a row of {row[0]} refers to one of {row[2]} that is not there"
+            for row in c.exec_driver_sql("PRAGMA foreign_key_check")
+        ]
+
+    def require_sound(self, c: Connection) -> None:
+        """Raise where names, commits or pages are missing: before anything is removed for not being named."""
+        wrong = self.integrity(c)
+        if wrong:
+            raise self._damage(wrong[0])
+        for head in self.names(c).values():
+            self.chain(c, head)
+
+    def names_blob(self, c: Connection, blob: str) -> bool:
+        return c.scalar(select(commits.c.id).where(commits.c.blob == blob).limit(1)) is not None
 
     def doomed(self, c: Connection) -> list[str]:
-        return list(c.scalars(select(doomed.c.blob)))
+        return [x for x in c.scalars(select(doomed.c.blob)) if isinstance(x, str)]
+
+    def _damage(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.where} is damaged: {what}; run: regard identity check")
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -287,6 +190,7 @@ class Database:
     def add_name(self, c: Connection, name: str, head: Commit, now: float) -> None:
         try:
             c.execute(insert(names).values(name=name, head=head.id, created=now))
+            c.execute(insert(seals).values(key=key_of(name), seal=seal_of(name, head.id)))
         except IntegrityError as error:
             raise StoreError(f"{name!r} is in the store already; choose another name") from error
 
@@ -294,12 +198,17 @@ class Database:
         moved = c.execute(update(names).where(names.c.name == name, names.c.head == old.id).values(head=new.id))
         if moved.rowcount != 1:
             raise StaleError(f"the head of {name!r} is no longer {old.id[:12]}; load it and write again")
+        sealed = c.execute(update(seals).where(seals.c.key == key_of(name)).values(seal=seal_of(name, new.id)))
+        if sealed.rowcount != 1:
+            raise self._damage(f"the second record of the name {name!r} is lost")
 
     def drop_name(self, c: Connection, name: str) -> None:
         c.execute(delete(names).where(names.c.name == name))
+        c.execute(delete(seals).where(seals.c.key == key_of(name)))
 
-    def purge(self, c: Connection, old: Commit) -> list[Commit]:
-        """Remove the commits behind `old` that no name leads to, and mark their blobs; what was removed, youngest first."""
+    def purge(self, c: Connection, old: Commit) -> tuple[list[Commit], str]:
+        """Remove the commits behind `old` that no name leads to, and mark their blobs; what was removed, youngest first, and the
+        mark that stands until the database's files are clean of it."""
         heads = select(commits.c.id, commits.c.parent, commits.c.number).join(names, names.c.head == commits.c.id)
         live = set(c.scalars(select(_walk(heads, -1, once=True).c.id)))
         gone = [x for x in self.chain(c, old) if x.id not in live]
@@ -307,33 +216,88 @@ class Database:
         for ids in _chunks(x.id for x in gone):
             c.execute(delete(events).where(events.c.commit_id.in_(ids)))
             c.execute(delete(commits).where(commits.c.id.in_(ids)))
-        marked = ({SCRUB} | {x.blob for x in gone}) - self.blobs(c) - set(self.doomed(c))
-        if marked:
-            c.execute(insert(doomed), [{"blob": blob} for blob in sorted(marked)])
-        return gone
+        return gone, self.doom(c, {x.blob for x in gone})
+
+    def doom(self, c: Connection, blobs: set[str]) -> str:
+        """Mark blobs that no commit names any more, and that the database's files are to be scrubbed; that mark."""
+        # One for each removal: who scrubbed before this transaction must not take it for done.
+        mark = f"{SCRUB}{uuid.uuid4().hex}"
+        marked = blobs - self.blobs(c) - set(self.doomed(c))
+        c.execute(insert(doomed), [{"blob": blob} for blob in (mark, *sorted(marked))])
+        return mark
 
     def release(self, c: Connection, found: Iterable[str]) -> None:
         for ids in _chunks(found):
             c.execute(delete(doomed).where(doomed.c.blob.in_(ids)))
 
     def scrub(self) -> bool:
-        """Leave nothing of removed rows in the database's files; False where a reader stood in the way."""
-        if self.lite:
-            # secure_delete has overwritten them in the database itself; what is left stands in the log.
-            with self._errors(), self.engine.connect() as c:
-                busy, _, _ = _driver(c).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                return not busy
-        with self._errors(), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as c:
-            # FULL writes the tables anew; without it the old rows would stay where they are until something needs the room.
-            c.execute(text("VACUUM (FULL) identity_events"))
-            c.execute(text("VACUUM (FULL) identity_commits"))
-        return True
+        """Write the database's files anew without what was removed; False where somebody who reads stands in the way."""
+        return self._scrub_lite() if self.lite else self._scrub_server()
+
+    def _scrub_lite(self) -> bool:
+        with self.errors(), self.engine.connect() as c:
+            connection = driver(c)
+            # secure_delete has overwritten removed rows where they lay, but not the copies that the balancing of a page leaves in
+            # the unused parts of its neighbours: only a database that is written anew has none.
+            try:
+                connection.execute("VACUUM")
+            except sqlite3.OperationalError as error:
+                if not any(word in str(error) for word in ("full", "locked", "busy")):
+                    raise
+                # No room for it now, or no turn: the mark stays, and the next opening tries again.
+                return False
+            try:
+                # Briefly, again and again: whoever waits for readers here keeps writers waiting.
+                connection.execute(f"PRAGMA busy_timeout = {int(BRIEFLY * 1000)}")
+                for _ in range(TRIES):
+                    busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                    if not busy:
+                        return True
+                return False
+            finally:
+                # The pool gives the next user a connection with its own patience.
+                c.invalidate()
+
+    def _scrub_server(self) -> bool:
+        left: list[int] = []
+
+        def heard(notice: Any) -> None:
+            # "0 dead row versions cannot be removed yet": those that an older snapshot may still look at.
+            if number := re.match(r"\D*(\d+)", notice.message_detail or ""):
+                left.append(int(number[1]))
+
+        with self.errors(), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as c:
+            driver(c).add_notice_handler(heard)
+            try:
+                c.execute(text(f"SET lock_timeout = {int(BRIEFLY * 1000)}"))
+                return all(self._rewritten(c, table, left) for table in ("identity_events", "identity_commits"))
+            finally:
+                driver(c).remove_notice_handler(heard)
+                c.invalidate()
+
+    def _rewritten(self, c: Connection, table: str, left: list[int]) -> bool:
+        """FULL writes a table anew; without it the old rows would stay where they are until something needs the room."""
+        for attempt in range(TRIES):
+            if attempt:
+                # Not in the queue for the lock, where everyone who comes later would wait behind it.
+                time.sleep(BRIEFLY)
+            left.clear()
+            before = c.scalar(text(f"SELECT pg_relation_filenode('{table}')"))
+            try:
+                c.execute(text(f"VACUUM (FULL, VERBOSE) {table}"))
+            except OperationalError:
+                continue
+            # A table that is not ours to rewrite is skipped with a warning, and stays in its file.
+            if c.scalar(text(f"SELECT pg_relation_filenode('{table}')")) != before and left and not any(left):
+                return True
+        return False
 
 
 def _walk(start: Any, floor: int, *, once: bool = False) -> CTE:
     walk = start.cte("walk", recursive=True)
     step = select(commits.c.id, commits.c.parent, commits.c.number).join(walk, commits.c.id == walk.c.parent)
-    step = step.where(commits.c.number > floor)
+    # Downwards only: parents that damage has made into a circle end.
+    step = step.where(commits.c.number > floor, commits.c.number < walk.c.number)
     # Forks share what is behind them: from many heads each commit is walked once.
     return walk.union(step) if once else walk.union_all(step)
 
@@ -344,28 +308,4 @@ def _chunks(found: Iterable[str]) -> Iterable[list[str]]:
     return (every[i : i + CHUNK] for i in range(0, len(every), CHUNK))
 
 
-def _wal(c: Connection) -> None:
-    # Readers never wait for a writer, and a writer never for readers. It is kept in the file, so it is set once, alone.
-    _driver(c).execute("PRAGMA journal_mode=WAL")
-
-
-def _driver(c: Connection) -> Any:
-    """The connection below SQLAlchemy's, for what may not stand in a transaction."""
-    return c.connection.dbapi_connection
-
-
-def _prepare(connection: sqlite3.Connection, _record: object) -> None:
-    # Python would begin transactions late and without the write lock; `_begin` does it instead.
-    connection.isolation_level = None
-    # FULL and not NORMAL: with a write-ahead log NORMAL survives a killed process but not a power cut, and a commit that was
-    # acknowledged must survive both. One sync for each commit is small beside what a model takes to write one.
-    for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin(c: Connection) -> None:
-    # A transaction that reads first and then writes could find that it may not: writers take the lock at once.
-    c.exec_driver_sql("BEGIN" if c.get_execution_options().get("regard_reads") else "BEGIN IMMEDIATE")
-
-
-__all__ = ["SCRUB", "URL", "Connection", "Database", "Turn", "make_url"]
+__all__ = ["SCRUB", "SIDES", "Connection", "Database", "Turn"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import RegardError, StateError
+from ...errors import CheckpointError, RegardError, StateError
 
 
 class StoreError(RegardError):
@@ -13,4 +13,12 @@ class StaleError(StateError):
     """The head of a name is no longer what the writer started from; nothing was written, and nothing is lost."""
 
 
-__all__ = ["StaleError", "StoreError"]
+class MissingBlobError(CheckpointError):
+    """A file that a commit names is not there: lost, or removed with its commit since the commit was read."""
+
+    def __init__(self, blob: str, message: str) -> None:
+        super().__init__(message)
+        self.blob = blob
+
+
+__all__ = ["MissingBlobError", "StaleError", "StoreError"]

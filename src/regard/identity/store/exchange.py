@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
-from ...files import new_folder, read_plain, write_bytes
+from ...files import new_folder, new_folders, read_plain, sweep, write_bytes
 from ..identity import CONFIG, LARGEST, TENSORS, Base, Identity, pack
 from .codec import MOST_HEADER, build, decode, encode
 from .errors import StoreError
@@ -27,11 +27,7 @@ SINGLE = ".safetensors"
 def export(store: IdentityStore, name: str, path: Path) -> Path:
     if path.exists() or path.is_symlink():
         raise StoreError(f"{path} is there already; an export begins a new folder or file")
-    with store.db.read() as c:
-        head = store.head_of(c, name)
-        events = store.lineage(c, head)[1]
-        log = store.db.chain(c, head)
-    identity = replace(store.identity_of(head), parent=head.id)
+    head, events, log, identity = store.settled(lambda: _read(store, name))
     journal: dict[str, Any] = {
         "schema": SCHEMA,
         "name": name,
@@ -39,17 +35,27 @@ def export(store: IdentityStore, name: str, path: Path) -> Path:
         "events": [asdict(e) for e in events],
         "log": [{k: getattr(x, k) for k in ("id", "parent", "kind", "message", "time", "digest")} for x in log],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    new_folders(path.parent.absolute())
+    # An export that was killed left its draft here.
+    sweep(path.parent)
     if path.suffix == SINGLE:
         if len(canonical(journal)) > MOST_HEADER // 2:
             raise StoreError(f"the journal of {name!r} is too long for one file; export a folder: {path.with_suffix('')}")
         write_bytes(path, encode(identity, journal=journal), private=True)
         return path
-    with new_folder(path) as draft:
+    with new_folder(path, private=True) as draft:
         (draft / TENSORS).write_bytes(pack({name: t.clone() for name, t in identity.tensors().items()}))
         (draft / CONFIG).write_text(json.dumps(identity.config(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         (draft / JOURNAL).write_text(json.dumps(journal, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def _read(store: IdentityStore, name: str) -> tuple[Commit, list[Event], list[Commit], Identity]:
+    with store.db.read() as c:
+        head = store.head_of(c, name)
+        events = store.lineage(c, head)[1]
+        log = store.db.chain(c, head)
+    return head, events, log, replace(store.identity_of(head), parent=head.id)
 
 
 def import_(store: IdentityStore, path: Path, name: str, base: Base | None) -> Commit:
@@ -80,7 +86,9 @@ def _events(journal: object, identity: Identity, path: Path) -> list[Event]:
         case {"schema": 1, "digest": str(digest), "events": list(found)} if len(found) <= MOST_EVENTS:
             pass
         case {"schema": schema} if schema != SCHEMA:
-            raise CheckpointError(f"the journal of {path} has schema {schema!r:.40}; this version reads {SCHEMA}")
+            raise CheckpointError(
+                f"the journal of {path} has schema {schema!r:.40}; this version of regard reads {SCHEMA}: update regard"
+            )
         case _:
             raise CheckpointError(f"the journal of {path} is not a digest and a list of up to {MOST_EVENTS:,} events")
     if digest != identity.digest():

@@ -3,7 +3,11 @@
 The identity is made again from its empty beginning out of every event that the source did not write, twice, and both must
 come to the same state, bit for bit: then nothing that the source wrote can be in it, whatever the writes mixed together. The
 name's whole history is replaced, because each later commit carries what the source left in it; commits, texts and blobs
-that no other name needs are removed for good. Other names are left as they are, and named in the report.
+that no other name needs are removed for good. Other names are left as they are, and named in the report where they hold the same
+commits, events or imprints; a source of the same name that wrote something else is somebody else.
+
+Then the database is written anew, and every file of the store is read for what was removed: the report says what was read, and what
+cannot be.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from typing import TYPE_CHECKING
 from ...errors import CheckpointError, StateError
 from ..identity import Identity
 from .errors import StaleError, StoreError
-from .records import WRITES, Commit, Event, checked_name, checked_source
+from .kin import Written, others
+from .proof import Searched, fragments_of_text, search
+from .records import WRITES, Commit, Event, checked_name, checked_source, label_of
 
 if TYPE_CHECKING:
     from .database import Connection
@@ -40,11 +46,15 @@ class Forgotten:
     commits_removed: int
     blobs_removed: int
     forks: tuple[str, ...]
-    """Other names in whose history the source still stands."""
+    """Other names that still hold it: they share its commits, carry the same events, or keep the same imprints."""
+    copies: tuple[str, ...]
+    """Other names into which a source of this name wrote the same text at another time, by itself."""
     echoes: int
     """Remaining events whose text holds, word for word, a text that was removed: somebody else said it too."""
     scrubbed: bool
-    """Whether the database's own files hold nothing of it any more; if not, `gc` tries again."""
+    """Whether the database was written anew and nothing of it was found in any file; if not, the next opening tries again."""
+    searched: Searched
+    """The files that were read for it, those that still hold it, and what cannot be read from here."""
     head: str
 
     def __str__(self) -> str:
@@ -57,10 +67,19 @@ class Forgotten:
         ]
         if self.echoes:
             lines.append(f"  {self.echoes} remaining events repeat a removed text word for word")
+        if self.searched.left:
+            lines.append(f"  it is still in the bytes of {', '.join(self.searched.left)}")
+        elif self.searched.files:
+            lines.append(f"  read from end to end, and nothing of it is there: {_listed(self.searched.files)}")
         if not self.scrubbed:
-            lines.append("  a reader kept the database's log from being emptied: run gc")
+            lines.append(
+                "  the database could not be written anew while others used it; any verb tries again: regard identity check says whether it is done"
+            )
+        lines.append(f"  cannot be read from here, and may keep it: {'; '.join(self.searched.unreachable)}")
         if self.forks:
             lines.append(f"  it is still in {', '.join(self.forks)}: forget it there too, or delete them")
+        if self.copies:
+            lines.append(f"  the same words were also written, by themselves, into {', '.join(self.copies)}")
         return "\n".join(lines)
 
 
@@ -72,13 +91,12 @@ def forget(store: IdentityStore, name: str, source: str, replay: Replay) -> Forg
         with turn.read() as c:
             head = store.head_of(c, name)
             chain = db.chain(c, head)
-            every = [e for found in db.events(c, chain) for e in found]
+            by_commit = db.events(c, chain)
+            every = [e for found in by_commit for e in found]
             path, events = store.lineage(c, head)
             firsts = db.events(c, path[:1])[0]
+        source = _which(source, name, {e.source for e in every if e.source} | {s for x in chain for s in x.sources})
         theirs = [e for e in every if e.source == source]
-        known = sorted({e.source for e in every if e.source} | {s for x in chain for s in x.sources})
-        if source not in known:
-            raise StoreError(f"{source!r} wrote nothing in {name!r}; its sources are {', '.join(known) or 'none'}")
         start = _start(store, path, firsts)
         kept = [e for e in events if e.kind in WRITES and e.source != source]
         after, again = (replay(start, tuple(kept)) for _ in range(2))
@@ -95,6 +113,7 @@ def forget(store: IdentityStore, name: str, source: str, replay: Replay) -> Forg
                 "again": again.digest(),
             },
         )
+        written = Written.of(store, source, theirs, list(zip(chain, by_commit, strict=True)))
         with turn.write() as c:
             now = store.head_of(c, name, lock=True)
             if now.id != head.id:
@@ -105,15 +124,33 @@ def forget(store: IdentityStore, name: str, source: str, replay: Replay) -> Forg
             root = store.write(c, start, empty, None, [Event("new", time=path[0].time)], "")
             last = store.write(c, after, data, root, [*kept, proof], "replayed")
             db.move(c, name, head, last)
-            gone = db.purge(c, head)
+            gone, mark = db.purge(c, head)
             _prove(store, c, last, source, again.digest())
-            forks = tuple(n for n in db.holders(c, source) if n != name)
+            forks, copies = others(store, c, name, written)
     # After the transaction: if this is not reached, the store does it when it is next opened.
-    removed, _, scrubbed = store.sweep()
+    removed, _, clean = store.sweep(mark)
+    store.sweep_drafts()
+    searched = search(store, set(written.fragments) | fragments_of_text([*(x.message for x in gone), source]))
     return Forgotten(
-        name, source, len(theirs), len(kept), head.digest, after.digest(), again.digest(), len(gone), removed, forks, echoes,
-        scrubbed, last.id,
+        name, source, len(theirs), len(kept), head.digest, after.digest(), again.digest(), len(gone), removed, forks, copies,
+        echoes, clean and not searched.left, searched, last.id,
     )  # fmt: skip
+
+
+def _which(source: str, name: str, known: set[str]) -> str:
+    """The source of that name, or the one source that people call so."""
+    if source in known:
+        return source
+    same = sorted(s for s in known if label_of(s) == source)
+    if len(same) > 1:
+        raise StoreError(f"{source!r} could be {len(same)} sources of {name!r}: {', '.join(same)}; name one of them")
+    if not same:
+        raise StoreError(f"{source!r} wrote nothing in {name!r}; its sources are {', '.join(sorted(known)) or 'none'}")
+    return same[0]
+
+
+def _listed(files: Sequence[str], most: int = 6) -> str:
+    return ", ".join(files[:most]) + (f" and {len(files) - most} more" if len(files) > most else "")
 
 
 def _start(store: IdentityStore, path: Sequence[Commit], firsts: Sequence[Event]) -> Identity:

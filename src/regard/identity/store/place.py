@@ -1,46 +1,124 @@
-"""Where a store is: its database, the folder of its blobs, and the folder of its locks."""
+"""Where a store is: its database, the folder of its blobs, and the folder of its locks; and nothing of a password in any word."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
-from ...files import home
-from .database import URL, make_url
+from ...files import home, new_folders
 from .errors import StoreError
+from .schema import URL, make_url
+
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+"""Two letters or more and a colon: the beginning of a URL; one letter is a disk of Windows."""
+SECRETS = ("password", "sslpassword", "passfile")
 
 
-def place(url: str | Path | None, blobs: str | Path | None) -> tuple[URL, Path, Path]:
+@dataclass(frozen=True)
+class Place:
+    url: URL
+    blobs: Path
+    locks: Path
+    nights: Path
+    """What sleeps that were interrupted left, beside the blobs."""
+    file: Path | None
+    """SQLite's."""
+    own: bool
+    """Whether the folder of blobs is named after this store, and so nobody else's."""
+
+    def writable(self) -> bool:
+        """Whether this process may write here, as far as permissions say."""
+        folders = [p for p in (self.blobs, self.file and self.file.parent) if p is not None and p.exists()]
+        files = [self.file] if self.file is not None and self.file.exists() else []
+        return all(os.access(p, os.W_OK) for p in (*folders, *files))
+
+    def make(self) -> None:
+        """Folders and an empty database that are their owner's alone; what was there already stays as it is."""
+        if self.file is not None:
+            new_folders(self.file.parent)
+            # Before SQLite opens it: its log and its journal take on the mode of the file.
+            os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
+        new_folders(self.blobs)
+
+
+def place(url: str | Path | None, blobs: str | Path | None) -> Place:
     if url is None:
-        url = _home() / "identities.db"
-    if isinstance(url, Path) or "://" not in url:
-        url = f"sqlite:///{Path(url).expanduser().absolute()}"
-    found = make_url(url)
+        url = home() / "identities" / "identities.db"
+    found = URL.create("sqlite", database=str(Path(url).expanduser().absolute())) if _is_path(url) else parsed(str(url))
     match found.get_backend_name():
         case "sqlite":
             if not found.database or found.database == ":memory:" or found.database.startswith("file:"):
-                raise StoreError(f"{url!r} is no file; a store keeps its tensors beside one: sqlite:///path/to/identities.db")
+                raise StoreError(
+                    "an SQLite store without a file; it keeps its tensors beside one: sqlite:///path/to/identities.db"
+                )
             file = Path(found.database).expanduser().absolute()
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            beside = file.with_name(f"{file.stem}.blobs")
-            return found.set(database=str(file)), Path(blobs) if blobs else beside, file.with_name(f"{file.stem}.locks")
+            folder = Path(blobs) if blobs else file.with_name(f"{file.stem}.blobs")
+            locks = file.with_name(f"{file.stem}.locks")
+            found = URL.create("sqlite", database=str(file))
         case "postgresql" | "postgres":
             if importlib.util.find_spec("psycopg") is None:
                 raise ImportError("a store in PostgreSQL needs psycopg 3: pip install 'regard[postgres]'")
+            file = None
             found = found.set(drivername="postgresql+psycopg")
             # Two databases never share a folder by default: what one does not name, `gc` would take for rubbish.
             which = hashlib.sha256(f"{found.host}:{found.port}/{found.database}".encode()).hexdigest()[:16]
-            folder = Path(blobs) if blobs else _home() / "blobs" / which
-            return found, folder, folder.with_name(f"{folder.name}.locks")
+            folder = Path(blobs) if blobs else home() / "identities" / "blobs" / which
+            locks = folder.with_name(f"{folder.name}.locks")
         case other:
             raise StoreError(
                 f"{other!r} is not a database that identities are kept in; give sqlite:///… or postgresql+psycopg://…"
             )
+    return Place(found, folder, locks, folder.with_name(f"{folder.stem}.nights"), file, not blobs)
 
 
-def _home() -> Path:
-    return home() / "identities"
+def _is_path(url: str | Path) -> bool:
+    if isinstance(url, Path) or not ("://" in url or SCHEME.match(url) or re.search(r"(?i)password\s*=", url)):
+        return True
+    if "://" in url:
+        return False
+    # Not echoed: what follows may be a password, and no folder may be named after it.
+    scheme = SCHEME.match(url)
+    raise StoreError(
+        f"a store at {scheme[0] if scheme else ''}… is neither a file nor a URL; a URL has two slashes after its scheme, "
+        "postgresql://user@host/database, and a file whose name has a colon begins with ./"
+    )
 
 
-__all__ = ["place"]
+def parsed(url: str) -> URL:
+    """The parts of a URL; what is wrong with it is said without repeating it."""
+    found: URL | None = None
+    try:
+        found = make_url(url)
+        query = dict(found.query)
+        # Beside the user's name it is hidden by everything that prints a URL; in the query it is not.
+        password = query.pop("password", None)
+        if password is not None:
+            found = found.set(password=password if isinstance(password, str) else password[-1], query=query)
+    except Exception:
+        # Raised below, where this error is not its context: it may quote the password.
+        found = None
+    if found is None:
+        scheme = url.partition("://")[0]
+        raise StoreError(
+            f"the {scheme if scheme.isidentifier() else 'given'!r:.40} URL of a store cannot be read (not repeated here: it may "
+            "hold a password); it is postgresql://user@host:5432/database, with odd characters as %XX, or sqlite:///path"
+        )
+    return found
+
+
+def shown(url: URL) -> str:
+    """A URL as it may stand in a message: without its password, and without its query, where others may hide."""
+    return url.set(query={}, password=None).render_as_string(hide_password=True)
+
+
+def secrets(url: URL) -> list[str]:
+    """Whatever must not appear in any message."""
+    values = [url.password, *(v for k, v in url.query.items() if k in SECRETS)]
+    return [str(v) for v in values if v]
+
+
+__all__ = ["Place", "parsed", "place", "secrets", "shown"]

@@ -11,6 +11,7 @@ import json
 import math
 import re
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NoReturn, get_args
@@ -25,6 +26,8 @@ MOST_TEXT = 1 << 20
 MOST_RULE = 1 << 16
 MOST_MESSAGE = 4096
 MOST_SOURCE = 256
+MARK, DIGITS = "@", 8
+"""Between the name of a source and the digits that make it unique, and how many those are."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PREFIX = re.compile(r"[0-9a-f]{4,64}")
 
@@ -121,8 +124,10 @@ class Commit:
         return canonical(found)
 
     @classmethod
-    def read(cls, id: str, body: str) -> Commit:
-        if hashlib.sha256(body.encode()).hexdigest() != id:
+    def read(cls, id: object, body: object) -> Commit:
+        if not isinstance(id, str) or not isinstance(body, str):
+            raise CheckpointError(f"a commit is recorded as {id!r:.80}, with {body!r:.80}: the database is damaged")
+        if hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest() != id:
             raise CheckpointError(f"the record of commit {id[:12]} is not the one that was written: its hash differs")
         found: dict[str, Any] = strict_json(body, f"commit {id[:12]}")
         try:
@@ -168,10 +173,22 @@ def checked_source(source: str) -> str:
     return source
 
 
+def unique_source(label: str, *parts: str) -> str:
+    """`label@3f2a9c1d`: a name that tells apart two sources which would be called the same, by what they hold; without parts, by chance."""
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest() if parts else uuid.uuid4().hex
+    return checked_source(f"{label[: MOST_SOURCE - DIGITS - 1]}{MARK}{digest[:DIGITS]}")
+
+
+def label_of(source: str) -> str:
+    """What people call a source: its name without the digits that make it unique."""
+    label, mark, digits = source.rpartition(MARK)
+    return label if mark and len(digits) == DIGITS and all(c in "0123456789abcdef" for c in digits) else source
+
+
 def checked_message(message: str) -> str:
     if not isinstance(message, str) or len(message) > MOST_MESSAGE:
         raise StoreError(f"a message is a text of at most {MOST_MESSAGE} characters, not {message!r:.80}")
     return message
 
 
-__all__ = ["WRITES", "Commit", "Event", "Kind"]
+__all__ = ["WRITES", "Commit", "Event", "Kind", "label_of", "unique_source"]

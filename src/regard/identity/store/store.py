@@ -15,24 +15,25 @@ Open a store in the process that uses it: connections do not survive a fork.
 
 from __future__ import annotations
 
-import hashlib
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...errors import CheckpointError, StateError
-from ...files import DRAFT
+from ... import files
+from ...errors import StateError
 from ..identity import Base, Identity
 from .blobs import Blobs
-from .codec import decode, encode, readable
-from .difference import Diff, compare
+from .codec import encode, readable
+from .drafting import draft, sealed
 from .errors import StaleError, StoreError
-from .records import PREFIX, Commit, Event, checked_message, checked_name, journal_hash
+from .reading import Reading
+from .records import Commit, Event, checked_message, checked_name
 
 if TYPE_CHECKING:
+    from .check import Checked
     from .database import Connection
     from .forget import Forgotten
 
@@ -55,17 +56,28 @@ class Collected:
         return f"{self.blobs} blobs that no commit names and {self.drafts} unfinished files removed, {self.bytes:,} bytes"
 
 
-class IdentityStore:
-    def __init__(self, url: str | Path | None = None, *, blobs: str | Path | None = None) -> None:
+class IdentityStore(Reading):
+    def __init__(
+        self, url: str | Path | None = None, *, blobs: str | Path | None = None, read_only: bool | None = None
+    ) -> None:
+        """`read_only` is by default what the permissions of its files say."""
         from .database import Database
         from .place import place
 
-        found, folder, locks = place(url, blobs)
-        self.blobs = Blobs(folder)
-        self.db = Database(found, locks)
+        at = place(url, blobs)
+        read_only = not at.writable() if read_only is None else read_only
+        self.blobs = Blobs(at.blobs)
+        self.nights = at.nights
+        if not read_only:
+            at.make()
+            if at.own:
+                files.private_folder(at.blobs)
+        self.db = Database(at, read_only=read_only)
         try:
-            # What a crash kept from being removed is removed now.
-            self.sweep()
+            if not read_only:
+                # What a crash kept from being removed, and what killed processes left half written, is removed now.
+                self.sweep()
+                self.sweep_drafts()
         except BaseException:
             self.close()
             raise
@@ -78,59 +90,6 @@ class IdentityStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # -- reading -----------------------------------------------------------------------------------------------------
-
-    def names(self) -> dict[str, Commit]:
-        """Every name and the commit at its head."""
-        with self.db.read() as c:
-            return self.db.names(c)
-
-    def head(self, name: str) -> Commit:
-        with self.db.read() as c:
-            return self.head_of(c, name)
-
-    def find(self, ref: str) -> Commit:
-        """The head of a name, or the one commit whose id begins so; a name goes first."""
-        with self.db.read() as c:
-            return self._find(c, ref)
-
-    def load(self, ref: str, base: Base | None = None) -> Identity:
-        """The identity at a name or commit, its `parent` set to that commit; refused where it belongs to another base."""
-        return self.identity_of(self.find(ref), base)
-
-    def log(self, name: str, limit: int | None = None) -> list[Commit]:
-        """What happened to a name, youngest first."""
-        if limit is not None and limit < 1:
-            raise StoreError(f"limit={limit}; the log shows at least one commit")
-        with self.db.read() as c:
-            return self.db.chain(c, self._find(c, name), limit)
-
-    def events(self, ref: str) -> list[Event]:
-        """The events of one commit; most have one, an import or a forgetting carries those before it too."""
-        with self.db.read() as c:
-            return self.db.events(c, [self._find(c, ref)])[0]
-
-    def journal(self, ref: str) -> list[Event]:
-        """Every event that the identity at `ref` is made of, oldest first: what was rolled back is not among them."""
-        with self.db.read() as c:
-            return self.lineage(c, self._find(c, ref))[1]
-
-    def diff(self, a: str, b: str) -> Diff:
-        x, y = self.find(a), self.find(b)
-        names = (a if a == x.id else f"{a} ({x.id[:12]})", b if b == y.id else f"{b} ({y.id[:12]})")
-        return compare(self.identity_of(x), self.identity_of(y), names)
-
-    def verify(self, name: str) -> int:
-        """Check every commit, event and blob behind a name against its hash; how many commits there are."""
-        with self.db.read() as c:
-            chain = self.db.chain(c, self.head_of(c, name))
-            self.db.events(c, chain)
-        for commit in {(x.blob, x.digest): x for x in chain}.values():
-            self.identity_of(commit)
-        if chain[-1].parent is not None or [x.number for x in chain] != list(range(len(chain) - 1, -1, -1)):
-            raise CheckpointError(f"the history of {name!r} has a gap: {len(chain)} commits, the last is {chain[-1].id[:12]}")
-        return len(chain)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -222,7 +181,7 @@ class IdentityStore:
                 target = self.db.chain(c, head, to + 1)[-1]
             self.db.guard(c, exclusive=False)
             event = Event("rollback", rule={"to": target.id})
-            commit = _sealed(
+            commit = sealed(
                 replace(target, parent=head.id, origin=target.id, number=head.number + 1, token=uuid.uuid4().hex,
                         message=checked_message(message) or f"back to {target.id[:12]}"), [event],
             )  # fmt: skip
@@ -236,25 +195,28 @@ class IdentityStore:
             head = self.head_of(c, name, lock=True)
             self.db.guard(c, exclusive=True)
             self.db.drop_name(c, name)
-            gone = self.db.purge(c, head)
-        self.sweep()
+            gone, mark = self.db.purge(c, head)
+        self.sweep(mark)
+        self.sweep_drafts()
         return len(gone)
 
     def gc(self, grace: float = GRACE) -> Collected:
         """Remove files that no commit names and that nobody has touched for `grace` seconds; safe beside writers."""
+        self.db.refuse_read_only()
         removed, freed, _ = self.sweep()
-        drafts = list(self.blobs.old(f"{DRAFT}*", max(grace, SHORTEST_GRACE)))
-        for path in drafts:
-            freed += path.stat().st_size if path.exists() else 0
-            path.unlink(missing_ok=True)
+        before = self.blobs.draft_bytes()
+        drafts = self.sweep_drafts(max(grace, SHORTEST_GRACE))
+        freed += max(0, before - self.blobs.draft_bytes())
         with self.db.write() as c:
             self.db.guard(c, exclusive=True)
+            # Refused where the database is damaged: what it fails to name may still be restored.
+            self.db.require_sound(c)
             named = self.db.blobs(c)
             for path in list(self.blobs.old("*/*.safetensors", grace)):
                 if path.stem not in named:
                     freed += self.blobs.drop(path.stem)
                     removed += 1
-        return Collected(removed, len(drafts), freed)
+        return Collected(removed, drafts, freed)
 
     def export(self, name: str, path: str | Path) -> Path:
         """Write the identity and its journal to a new folder, or to one file if `path` ends in .safetensors."""
@@ -268,6 +230,18 @@ class IdentityStore:
 
         return import_(self, Path(path), name, base)
 
+    def check(self) -> Checked:
+        """Everything that the store holds, against everything that it says of it: see `regard.identity.store.check`."""
+        from .check import check
+
+        return check(self)
+
+    def backup(self, path: str | Path) -> Path:
+        """A new folder with all of it as it is at one moment, checked: see `regard.identity.store.backup`."""
+        from .backup import backup
+
+        return backup(self, Path(path))
+
     def forget(self, name: str, source: str, replay: Callable[[Identity, Sequence[Event]], Identity]) -> Forgotten:
         """Take back all that `source` wrote into `name`: see `regard.identity.store.forget`."""
         from .forget import forget
@@ -276,61 +250,8 @@ class IdentityStore:
 
     # -- what the verbs are made of ----------------------------------------------------------------------------------
 
-    def head_of(self, c: Connection, name: str, *, lock: bool = False) -> Commit:
-        head = self.db.head(c, checked_name(name), lock=lock)
-        if head is None:
-            raise StoreError(f"there is no identity {name!r} in {self.db.where}; there {self._listed(c)}")
-        return head
-
-    def _find(self, c: Connection, ref: str) -> Commit:
-        if not isinstance(ref, str):
-            raise StoreError(f"a name or the beginning of a commit's id is a string, not {ref!r:.80}")
-        head = self.db.head(c, checked_name(ref))
-        if head is not None:
-            return head
-        found = self.db.beginning(c, ref) if PREFIX.fullmatch(ref) else []
-        if len(found) > 1:
-            raise StoreError(
-                f"{ref!r} begins {len(found)} or more commits, such as {found[0][:16]} and {found[1][:16]}: say more"
-            )
-        if not found:
-            raise StoreError(f"no name is {ref!r:.80}, and no commit's id begins so; there {self._listed(c)}")
-        return self.db.commit(c, found[0])
-
-    def _listed(self, c: Connection) -> str:
-        some = self.db.some_names(c, 9)
-        return f"are {', '.join(some[:8])}{' …' if len(some) > 8 else ''}" if some else "are none yet"
-
-    def _in_history(self, c: Connection, name: str, head: Commit, ref: str) -> Commit:
-        commit = self._find(c, ref)
-        if not any(x.id == commit.id for x in self.db.chain(c, head)):
-            raise StoreError(f"commit {commit.id[:12]} is not in the history of {name!r}; see log({name!r})")
-        return commit
-
-    def identity_of(self, commit: Commit, base: Base | None = None) -> Identity:
-        identity = decode(self.blobs.get(commit.blob), f"commit {commit.id[:12]}")[0]
-        if identity.digest() != commit.digest:
-            raise CheckpointError(f"commit {commit.id[:12]} names an identity with another digest than its blob holds")
-        if base is not None:
-            identity.base.refuse(base)
-        return replace(identity, parent=commit.id)
-
-    def lineage(self, c: Connection, head: Commit) -> tuple[list[Commit], list[Event]]:
-        """The commits that made the state at `head`, oldest first, and their events; a rollback leads to where it went."""
-        chain = {x.id: x for x in self.db.chain(c, head)}
-        path: list[Commit] = []
-        at: str | None = head.id
-        while at is not None:
-            commit = chain[at]
-            if commit.origin is not None:
-                at = commit.origin
-                continue
-            path.append(commit)
-            at = commit.parent
-        path.reverse()
-        return path, [e for found in self.db.events(c, path) for e in found]
-
     def encoded(self, identity: Identity) -> bytes:
+        self.db.refuse_read_only()
         data = encode(identity)
         readable(identity, data)
         # Before any lock is taken: a sync takes long, and nobody else needs to wait for it.
@@ -356,7 +277,7 @@ class IdentityStore:
         self, c: Connection, identity: Identity, data: bytes, parent: Commit | None, events: Sequence[Event], message: str,
         token: str | None = None,
     ) -> Commit:  # fmt: skip
-        commit = _draft(identity, data, parent, events, message, token)
+        commit = draft(identity, data, parent, events, message, token)
         # Under the guard, where nobody removes: if it is there now, it stays until this transaction ends.
         if not self.blobs.path(commit.blob).exists():
             self.blobs.put(data)
@@ -398,44 +319,43 @@ class IdentityStore:
         if found.id != expected.id:
             raise StaleError(f"{name!r} moved from {expected.id[:12]} to {found.id[:12]}; load it and write again")
 
-    def sweep(self) -> tuple[int, int, bool]:
-        """Remove for good what has no commit any more: how many blobs, their bytes, and whether nothing of it is left."""
-        from .database import SCRUB
+    def sweep(self, mark: str | None = None) -> tuple[int, int, bool]:
+        """Remove for good what has no commit any more: how many blobs, their bytes, and whether nothing of it is left.
 
+        With the `mark` of a removal, for as long as somebody else is at it; without one, only where nobody is.
+        """
+        from .database import BRIEFLY, SCRUB, TRIES
+
+        removed = freed = 0
+        for _ in range(TRIES if mark else 1):
+            with self.db.alone() as mine:
+                with self.db.read() as c:
+                    found = self.db.doomed(c)
+                if not found or (mark and mark not in found and not mine):
+                    break
+                if not mine:
+                    time.sleep(BRIEFLY)
+                    continue
+                clean = self.db.scrub()
+                with self.db.write() as c:
+                    self.db.guard(c, exclusive=True)
+                    gone = {x for x in found if not x.startswith(SCRUB)}
+                    for blob in gone - self.db.blobs(c):
+                        freed += self.blobs.drop(blob)
+                        removed += 1
+                    self.db.release(c, found if clean else gone)
+                break
         with self.db.read() as c:
-            if not self.db.doomed(c):
-                return 0, 0, True
-        clean = self.db.scrub()
-        with self.db.write() as c:
-            self.db.guard(c, exclusive=True)
-            found = self.db.doomed(c)
-            gone = set(found) - self.db.blobs(c) - {SCRUB}
-            freed = sum(self.blobs.drop(blob) for blob in gone)
-            self.db.release(c, found if clean else [blob for blob in found if blob != SCRUB])
-        return len(gone), freed, clean
+            left = self.db.doomed(c)
+        return removed, freed, mark not in left if mark else not left
 
-
-def _draft(
-    identity: Identity, data: bytes, parent: Commit | None, events: Sequence[Event], message: str, token: str | None
-) -> Commit:
-    found: dict[str, Any] = {
-        "id": "", "parent": parent and parent.id, "origin": None, "number": parent.number + 1 if parent else 0,
-        "kind": None, "source": None, "message": checked_message(message), "time": 0.0,
-        "digest": identity.digest(), "blob": hashlib.sha256(data).hexdigest(), "bytes": len(data),
-        "fingerprint": identity.base.fingerprint, "journal": "", "token": token or uuid.uuid4().hex,
-        "sources": identity.sources, "experiences": identity.life.experiences, "tokens": identity.life.tokens,
-        "imprints": len(identity.imprints),
-    }  # fmt: skip
-    return _sealed(Commit(**found), events)
-
-
-def _sealed(commit: Commit, events: Sequence[Event]) -> Commit:
-    """With its time, the hash of its events, and the id that follows from all of it."""
-    last = events[-1] if events else None
-    commit = replace(
-        commit, time=time.time(), journal=journal_hash(events), kind=last and last.kind, source=last and last.source
-    )
-    return replace(commit, id=hashlib.sha256(commit.body().encode()).hexdigest())
+    def sweep_drafts(self, older_than: float = files.STALE) -> int:
+        """Remove what killed processes left half written, and interrupted nights over commits that are no more."""
+        swept = files.sweep(self.blobs.folder, older_than) + files.sweep(self.nights, older_than)
+        for night in list(self.nights.glob("*.safetensors")):
+            if not self.holds(night.stem):
+                night.unlink(missing_ok=True)
+        return swept
 
 
 __all__ = ["Collected", "IdentityStore"]

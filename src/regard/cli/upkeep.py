@@ -1,0 +1,100 @@
+"""`regard identity check`, `backup`, `restore` and `gc`: whether a store is whole, and what to do if it is not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .speech import fail, table, verb
+from .who import JsonOption, StoreOption, clean, note, open_store, several
+
+Folder = Annotated[Path, typer.Argument(help="a folder", show_default=False)]
+
+
+@verb
+def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Look whether a store is whole; nothing is changed.
+
+    The pages and references of the database, every commit against its hash and its parent, the heads against a second record of the
+    names, events against their commits, each blob against its hash, files that nobody names, and who may read them. Ends with 1
+    where something is lost or damaged; what is merely untidy is told, and ends with 0.
+
+    \b
+    regard identity check
+    regard identity check --store ./people.db --json
+    """
+    from ..identity.store.check import check_place
+
+    found = check_place(store)
+    if as_json:
+        counts = {k: getattr(found, k) for k in ("names", "commits", "events", "blobs", "sound")}
+        typer.echo(json.dumps({**counts, "problems": [asdict(p) for p in found.problems]}, ensure_ascii=False))
+    else:
+        counts = (several(found.names, "name"), several(found.commits, "commit"), several(found.events, "event"))
+        typer.echo(f"{', '.join(counts)}, {several(found.blobs, 'blob')}: {'sound' if found.sound else 'damaged'}")
+        if found.problems:
+            table(("", "where", "what", "what to do"), [(p.grave, p.where, clean(p.what), p.todo) for p in found.problems])
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+@verb
+def backup(path: Folder, store: StoreOption = None) -> None:
+    """Write all identities, as they are at one moment, to a new folder; others may go on writing.
+
+    A backup is a store by itself, in SQLite, whatever database it comes from. It is checked before it gets its name. It holds all texts:
+    what is forgotten later is still in it.
+
+    \b
+    regard identity backup ./monday
+    regard identity check --store ./monday/identities.db
+    """
+    with open_store(store) as kept:
+        where = kept.backup(path)
+        names = kept.names()
+    typer.echo(f"wrote {where}: {several(len(names), 'identity') if len(names) == 1 else f'{len(names):,} identities'}")
+
+
+@verb
+def restore(
+    path: Folder,
+    replace: Annotated[bool, typer.Option("--replace", help="remove what is in the store now")] = False,
+    store: StoreOption = None,
+) -> None:
+    """Put a backup back, all of it or nothing.
+
+    It is checked before anything is changed, and the store afterwards. A store that holds identities is left alone unless --replace is
+    given; one that is too damaged to be opened is then moved aside, not removed.
+
+    \b
+    regard identity restore ./monday
+    regard identity restore ./monday --replace
+    """
+    from ..identity.store.backup import restore as put_back
+
+    if not path.is_dir():
+        fail(f"there is no folder {path}; give one that `regard identity backup` wrote")
+    found = put_back(path, store, replace=replace)
+    typer.echo(
+        f"restored {several(found.names, 'name')}, {several(found.commits, 'commit')} and {several(found.blobs, 'blob')}"
+    )
+    note("regard identity list shows them")
+
+
+@verb
+def gc(store: StoreOption = None) -> None:
+    """Remove files that no commit names, and what killed processes left half written; safe beside writers.
+
+    \b
+    regard identity gc
+    """
+    with open_store(store) as kept:
+        found = kept.gc()
+    typer.echo(str(found))
+
+
+__all__ = ["backup", "check", "gc", "restore"]

@@ -1,0 +1,235 @@
+"""Whether a store is whole: everything that it holds, against everything that it says of it.
+
+    checked = store.check()
+    print(checked)                     # a line for each problem, with what to do about it
+    assert checked.sound
+
+Nothing is changed. What is merely untidy, such as a file that nobody names, is told apart from what is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ... import files
+from ...errors import CheckpointError, RegardError
+from .errors import StoreError
+from .records import Commit, Event, journal_hash, strict_json
+
+if TYPE_CHECKING:
+    from .database import Connection
+    from .store import IdentityStore
+
+Grave = Literal["lost", "untidy"]
+RESTORE = "restore a backup: regard identity restore"
+GC = "regard identity gc"
+
+
+@dataclass(frozen=True)
+class Problem:
+    where: str
+    what: str
+    todo: str
+    grave: Grave = "lost"
+
+    def __str__(self) -> str:
+        return f"{self.grave:<6}  {self.where}: {self.what}; {self.todo}"
+
+
+@dataclass
+class Checked:
+    """What was looked at, and what is wrong with it."""
+
+    names: int = 0
+    commits: int = 0
+    events: int = 0
+    blobs: int = 0
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    @property
+    def sound(self) -> bool:
+        """True when nothing is lost or damaged; what is untidy may be left."""
+        return all(p.grave == "untidy" for p in self.problems)
+
+    def add(self, where: str, what: object, todo: str, grave: Grave = "lost") -> None:
+        self.problems.append(Problem(where, str(what), todo, grave))
+
+    def __str__(self) -> str:
+        counts = f"{self.names} names, {self.commits} commits, {self.events} events and {self.blobs} blobs"
+        return "\n".join([f"{counts}: {'sound' if self.sound else 'damaged'}", *(f"  {p}" for p in self.problems)])
+
+
+def check_place(url: str | Path | None = None, *, blobs: str | Path | None = None) -> Checked:
+    """`check`, also of a store that cannot be opened: then that is the problem."""
+    from .place import place
+    from .store import IdentityStore
+
+    at = place(url, blobs)
+    if at.file is not None and not at.file.exists():
+        raise StoreError(f"there is no store at {at.file}; nothing was checked")
+    try:
+        store = IdentityStore(url, blobs=blobs, read_only=True)
+    except StoreError as error:
+        if "schema" not in str(error):
+            raise
+        # An older schema is no damage; it is checked after the upgrade that opening it is.
+        store = IdentityStore(url, blobs=blobs)
+    except CheckpointError as error:
+        found = Checked()
+        found.add("database", error, RESTORE)
+        return found
+    with store:
+        return check(store)
+
+
+def check(store: IdentityStore) -> Checked:
+    found = Checked()
+    rows: dict[str, Commit] = {}
+    journals: dict[str, list[Event]] = {}
+    try:
+        with store.db.read() as c:
+            for what in store.db.integrity(c):
+                found.add("database", what, RESTORE)
+            rows = _commits(store, c, found)
+            journals = _events(store, c, found, rows)
+            heads = _heads(store, c, found, rows)
+            doomed = set(store.db.doomed(c))
+    except RegardError as error:
+        found.add("database", error, RESTORE)
+        return found
+    _reached(found, rows, heads)
+    found.events = sum(map(len, journals.values()))
+    _blobs(store, found, rows, doomed)
+    _untidy(store, found, doomed)
+    return found
+
+
+def _commits(store: IdentityStore, c: Connection, found: Checked) -> dict[str, Commit]:
+    """Every record against its hash, and every column against its record."""
+    from .schema import commits
+    from sqlalchemy import select  # isort: skip
+
+    rows: dict[str, Commit] = {}
+    columns = ("parent", "origin", "number", "token", "blob")
+    for row in c.execute(select(commits)).mappings():
+        try:
+            commit = Commit.read(row["id"], row["body"])
+        except CheckpointError as error:
+            found.add("commits", error, RESTORE)
+            continue
+        wrong = [k for k in columns if row[k] != getattr(commit, k)]
+        if wrong:
+            found.add(f"commit {commit.id[:12]}", f"its {', '.join(wrong)} is not what its record says", RESTORE)
+        rows[commit.id] = commit
+    for commit in rows.values():
+        parent = rows.get(commit.parent or "")
+        if commit.parent is not None and parent is None:
+            found.add(f"commit {commit.id[:12]}", f"its parent {commit.parent[:12]} is not there", RESTORE)
+        elif commit.number != (0 if parent is None else parent.number + 1):
+            found.add(f"commit {commit.id[:12]}", f"it is number {commit.number}, and its parent says otherwise", RESTORE)
+        if commit.origin is not None and commit.origin not in rows:
+            found.add(f"commit {commit.id[:12]}", f"{commit.origin[:12]}, which it went back to, is not there", RESTORE)
+    found.commits = len(rows)
+    return rows
+
+
+def _events(store: IdentityStore, c: Connection, found: Checked, rows: dict[str, Commit]) -> dict[str, list[Event]]:
+    from .schema import events
+    from sqlalchemy import select  # isort: skip
+
+    journals: dict[str, list[Event]] = {id: [] for id in rows}
+    broken: set[str] = set()
+    for row in c.execute(select(events).order_by(events.c.commit_id, events.c.position)).mappings():
+        id: Any = row["commit_id"]
+        if id not in journals:
+            found.add("events", f"one belongs to commit {id!r:.20}, which is not there", RESTORE)
+            continue
+        try:
+            event = Event.read(strict_json(row["body"] if isinstance(row["body"], str) else "", "an event"))
+            if event.source != row["source"]:
+                raise CheckpointError("the source of an event is not what its record says")
+            journals[id].append(event)
+        except CheckpointError as error:
+            broken.add(id)
+            found.add(f"events of {id[:12]}", error, RESTORE)
+    for id, commit in rows.items():
+        if id not in broken and journal_hash(journals[id]) != commit.journal:
+            found.add(f"events of {id[:12]}", "they are not those that were written: their hash differs", RESTORE)
+    return journals
+
+
+def _heads(store: IdentityStore, c: Connection, found: Checked, rows: dict[str, Commit]) -> dict[str, str]:
+    try:
+        heads = store.db.heads(c)
+    except CheckpointError as error:
+        found.add("names", error, RESTORE)
+        return {}
+    for name, head in heads.items():
+        if head not in rows:
+            found.add(f"name {name}", f"its head {head[:12]} is not there", RESTORE)
+    found.names = len(heads)
+    return heads
+
+
+def _reached(found: Checked, rows: dict[str, Commit], heads: dict[str, str]) -> None:
+    """Commits to which no name leads: a removal takes them with it, so a name has been lost."""
+    live: set[str] = set()
+    for head in heads.values():
+        at: str | None = head
+        while at is not None and at not in live and at in rows:
+            live.add(at)
+            at = rows[at].parent
+    lost = [x for x in rows.values() if x.id not in live]
+    if lost and found.sound:
+        tip = max(lost, key=lambda x: x.number)
+        found.add("names", f"no name leads to {len(lost)} commits, the last of them {tip.id[:12]}", RESTORE)
+
+
+def _blobs(store: IdentityStore, found: Checked, rows: dict[str, Commit], doomed: set[str]) -> None:
+    seen: dict[str, Commit] = {x.blob: x for x in rows.values()}
+    for blob, commit in seen.items():
+        try:
+            store.identity_of(commit)
+        except RegardError as error:
+            with contextlib.suppress(RegardError):
+                # Removed, with its commit, since the tables were read.
+                if not store.holds(commit.id):
+                    continue
+            found.add(f"blob {blob[:12]}", error, f"{RESTORE}, or roll back to before commit {commit.id[:12]}")
+            continue
+        found.blobs += 1
+    stray = [p for p in store.blobs.folder.glob("*/*") if p.stem not in seen and p.stem not in doomed]
+    if stray:
+        found.add("blobs", f"{len(stray)} files that no commit names, such as {stray[0].name[:20]}", GC, "untidy")
+
+
+def _untidy(store: IdentityStore, found: Checked, doomed: set[str]) -> None:
+    if doomed:
+        found.add("database", f"{len(doomed)} removals are not cleared away yet", GC, "untidy")
+    for folder in (store.blobs.folder, store.nights):
+        drafts = list(folder.glob(f"{files.DRAFT}*"))
+        if drafts:
+            found.add(folder.name, f"{len(drafts)} unfinished files", f"{GC}, when nobody writes", "untidy")
+    for path in _others_may_read(store):
+        found.add(path.name, f"others may read it (mode {stat.S_IMODE(path.stat().st_mode):o})", f"chmod go= {path}", "untidy")
+
+
+def _others_may_read(store: IdentityStore) -> Iterator[Path]:
+    from .connection import SIDES
+
+    file = store.db.file
+    mine = [] if file is None else [file, *(file.with_name(f"{file.name}{side}") for side in SIDES)]
+    for folder in (store.blobs.folder, store.nights, store.db.locks):
+        mine += [folder, *folder.rglob("*")] if folder.is_dir() else []
+    for path in mine:
+        with contextlib.suppress(FileNotFoundError):
+            if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077:
+                yield path
+
+
+__all__ = ["Checked", "Problem", "check", "check_place"]

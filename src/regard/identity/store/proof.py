@@ -1,0 +1,158 @@
+"""What was removed is searched for in the bytes of the files that could hold it.
+
+A text does not lie in a database as one piece: long ones are cut into pages. So fragments of it are searched for, one after another
+without a gap, each in the spelling of the tables (JSON in ASCII) and in UTF-8; of a state, rows of keys and runs of tokens as they lie in a
+blob. A fragment that the tables still hold, because somebody else said it too, proves nothing and does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..identity import Identity
+from .records import canonical
+
+if TYPE_CHECKING:
+    from .store import IdentityStore
+
+LENGTH = 16
+"""Bytes of a fragment: fewer are found by chance, and more are missed where a page ends."""
+SHORTEST = 8
+READ = 4 << 20
+LITE = (
+    "copies, exports and backups that were made before",
+    "blocks that the file system or the disk has freed and not yet overwritten, and its snapshots",
+)
+SERVER = (
+    "the server's write-ahead log, its archives, replicas and backups, and blocks that it has freed",
+    "copies, exports and backups that were made before",
+)
+
+
+@dataclass(frozen=True)
+class Searched:
+    files: tuple[str, ...]
+    """Read from end to end."""
+    left: tuple[str, ...]
+    """Those in which something was found."""
+    unreachable: tuple[str, ...]
+    """What no process on this side can read, and what may therefore still hold it."""
+
+
+def fragments_of_text(texts: Iterable[str]) -> set[bytes]:
+    found: set[bytes] = set()
+    for text in texts:
+        for spelled in (canonical(text)[1:-1].encode(), text.encode("utf-8", "surrogatepass")):
+            found |= _cut(spelled)
+    return found
+
+
+def fragments_of_state(identity: Identity, source: str) -> set[bytes]:
+    """Keys and tokens of the imprints that `source` left, in runs as they lie side by side in a file."""
+    if source not in identity.sources:
+        return set()
+    mine = (identity.imprints.source == identity.sources.index(source)).tolist()
+    codes, tokens = identity.imprints.k.codes[0, 0].numpy(), identity.imprints.token.numpy()
+    found: set[bytes] = set()
+    start: int | None = None
+    for i, here in enumerate([*mine, False]):
+        if here and start is None:
+            start = i
+        elif not here and start is not None:
+            found |= _cut(codes[start:i].tobytes()) | _cut(tokens[start:i].tobytes())
+            start = None
+    return found
+
+
+def _cut(data: bytes) -> set[bytes]:
+    pieces = {data[i : i + LENGTH] for i in range(0, max(len(data) - LENGTH, 0) + 1, LENGTH)} | {data[-LENGTH:]}
+    # A row of one and the same byte is found anywhere.
+    return {p for p in pieces if len(p) >= SHORTEST and len(set(p)) > 3}
+
+
+def found_in(parts: Iterable[bytes], needles: set[bytes]) -> set[bytes]:
+    """Which of `needles` occur in these parts; none is searched for across two of them."""
+    by_start: dict[bytes, list[bytes]] = {}
+    for needle in needles:
+        by_start.setdefault(needle[:8], []).append(needle)
+    keys = np.array([int.from_bytes(k, "little") for k in by_start], dtype=np.uint64)
+    table = np.zeros(1 << 20, dtype=bool)
+    table[_slots(keys)] = True
+    found: set[bytes] = set()
+    for data in parts:
+        for offset in range(min(8, max(len(data) - 7, 0))):
+            view = np.frombuffer(data, dtype="<u8", offset=offset, count=(len(data) - offset) // 8)
+            # Most are ruled out by a table of bits; only what passes it is compared.
+            likely = np.flatnonzero(table[_slots(view)])
+            for at in likely[np.isin(view[likely], keys)].tolist():
+                place = offset + 8 * at
+                found |= {n for n in by_start[data[place : place + 8]] if data.startswith(n, place)}
+    return found
+
+
+def _slots(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    return (words * np.uint64(0x9E37_79B9_7F4A_7C15)) >> np.uint64(44)
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    """A file in parts that overlap, so that nothing is missed between them."""
+    tail = b""
+    try:
+        with path.open("rb") as file:
+            while data := file.read(READ):
+                yield tail + data
+                tail = (tail + data)[-LENGTH:]
+    except (FileNotFoundError, IsADirectoryError):
+        return
+
+
+def _joined(records: Iterable[str]) -> Iterator[bytes]:
+    batch: list[bytes] = []
+    size = 0
+    for record in records:
+        batch.append(record.encode("utf-8", "surrogatepass"))
+        size += len(batch[-1])
+        if size > READ:
+            yield b"\0".join(batch)
+            batch, size = [], 0
+    yield b"\0".join(batch)
+
+
+def search(store: IdentityStore, needles: set[bytes]) -> Searched:
+    """Look through every file of the store that a commit does not vouch for."""
+    with store.db.read() as c:
+        named = store.db.blobs(c)
+    hits: dict[Path, set[bytes]] = {}
+    files = list(_files(store, named))
+    for path in files:
+        hits[path] = found_in(_read(path), needles) if needles else set()
+    every = set[bytes]().union(*hits.values())
+    if every:
+        # Afterwards, so that whatever was written meanwhile is in them too.
+        with store.db.read() as c:
+            every -= found_in(_joined(store.db.every_record(c)), every)
+    left = tuple(path.name for path in files if hits[path] & every)
+    return Searched(tuple(path.name for path in files), left, LITE if store.db.lite else SERVER)
+
+
+def _files(store: IdentityStore, named: Sequence[str] | set[str]) -> Iterator[Path]:
+    from .connection import SIDES
+
+    if store.db.file is not None:
+        yield from (
+            p for p in (store.db.file, *(store.db.file.with_name(f"{store.db.file.name}{s}") for s in SIDES)) if p.exists()
+        )
+    for folder in (store.blobs.folder, store.nights, store.db.locks):
+        for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+            # A blob that a commit names is the state of somebody who was not asked to forget: its hash says what it holds.
+            if path.is_file() and not path.is_symlink() and path.stem not in named and path.stat().st_size:
+                yield path
+
+
+__all__ = ["Searched", "fragments_of_state", "fragments_of_text", "search"]

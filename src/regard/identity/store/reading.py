@@ -1,0 +1,164 @@
+"""The verbs of a store that only read: each in one snapshot, and again where what it named was removed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from ...errors import CheckpointError
+from ..identity import Base, Identity
+from .blobs import Blobs
+from .codec import decode
+from .difference import Diff, compare
+from .errors import MissingBlobError, StoreError
+from .records import PREFIX, Commit, Event, checked_name
+
+if TYPE_CHECKING:
+    from .database import Connection, Database
+
+T = TypeVar("T")
+AGAIN = 50
+"""How often something is read again because what it named was removed meanwhile."""
+
+
+class Reading:
+    db: Database
+    blobs: Blobs
+
+    def names(self) -> dict[str, Commit]:
+        """Every name and the commit at its head."""
+        with self.db.read() as c:
+            return self.db.names(c)
+
+    def head(self, name: str) -> Commit:
+        with self.db.read() as c:
+            return self.head_of(c, name)
+
+    def find(self, ref: str) -> Commit:
+        """The head of a name, or the one commit whose id begins so; a name goes first."""
+        with self.db.read() as c:
+            return self._find(c, ref)
+
+    def load(self, ref: str, base: Base | None = None) -> Identity:
+        """The identity at a name or commit, its `parent` set to that commit; refused where it belongs to another base."""
+        return self.settled(lambda: self.identity_of(self.find(ref), base))
+
+    def log(self, name: str, limit: int | None = None) -> list[Commit]:
+        """What happened to a name, youngest first."""
+        if limit is not None and limit < 1:
+            raise StoreError(f"limit={limit}; the log shows at least one commit")
+        with self.db.read() as c:
+            return self.db.chain(c, self._find(c, name), limit)
+
+    def events(self, ref: str) -> list[Event]:
+        """The events of one commit; most have one, an import or a forgetting carries those before it too."""
+        with self.db.read() as c:
+            return self.db.events(c, [self._find(c, ref)])[0]
+
+    def journal(self, ref: str) -> list[Event]:
+        """Every event that the identity at `ref` is made of, oldest first: what was rolled back is not among them."""
+        with self.db.read() as c:
+            return self.lineage(c, self._find(c, ref))[1]
+
+    def diff(self, a: str, b: str) -> Diff:
+        def read() -> Diff:
+            with self.db.read() as c:
+                x, y = self._find(c, a), self._find(c, b)
+            names = (a if a == x.id else f"{a} ({x.id[:12]})", b if b == y.id else f"{b} ({y.id[:12]})")
+            return compare(self.identity_of(x), self.identity_of(y), names)
+
+        return self.settled(read)
+
+    def verify(self, name: str) -> int:
+        """Check every commit, event and blob behind a name against its hash; how many commits there are."""
+
+        def read() -> int:
+            with self.db.read() as c:
+                chain = self.db.chain(c, self.head_of(c, name))
+                self.db.events(c, chain)
+            for commit in {(x.blob, x.digest): x for x in chain}.values():
+                self.identity_of(commit)
+            return len(chain)
+
+        return self.settled(read)
+
+    def settled(self, read: Callable[[], T]) -> T:
+        """What `read` gives; again where a blob was removed, with its commit, between being named and being read."""
+        last = False
+        for _ in range(AGAIN):
+            try:
+                return read()
+            except MissingBlobError as error:
+                with self.db.read() as c:
+                    named = self.db.names_blob(c, error.blob)
+                # Still named after it was missed twice: it is lost, and not removed.
+                if named and last:
+                    raise
+                last = named
+        return read()
+
+    def head_of(self, c: Connection, name: str, *, lock: bool = False) -> Commit:
+        head = self.db.head(c, checked_name(name), lock=lock)
+        if head is None:
+            raise StoreError(f"there is no identity {name!r} in {self.db.where}; there {self._listed(c)}")
+        return head
+
+    def _find(self, c: Connection, ref: str) -> Commit:
+        if not isinstance(ref, str):
+            raise StoreError(f"a name or the beginning of a commit's id is a string, not {ref!r:.80}")
+        head = self.db.head(c, checked_name(ref))
+        if head is not None:
+            return head
+        found = self.db.beginning(c, ref) if PREFIX.fullmatch(ref) else []
+        if len(found) > 1:
+            raise StoreError(
+                f"{ref!r} begins {len(found)} or more commits, such as {found[0][:16]} and {found[1][:16]}: say more"
+            )
+        if not found:
+            raise StoreError(f"no name is {ref!r:.80}, and no commit's id begins so; there {self._listed(c)}")
+        return self.db.commit(c, found[0])
+
+    def _listed(self, c: Connection) -> str:
+        # All of them, with both of their records: a name that damage took is not answered as if it had never been.
+        some = list(self.db.heads(c))
+        return f"are {', '.join(some[:8])}{' …' if len(some) > 8 else ''}" if some else "are none yet"
+
+    def _in_history(self, c: Connection, name: str, head: Commit, ref: str) -> Commit:
+        commit = self._find(c, ref)
+        if not any(x.id == commit.id for x in self.db.chain(c, head)):
+            raise StoreError(f"commit {commit.id[:12]} is not in the history of {name!r}; see log({name!r})")
+        return commit
+
+    def identity_of(self, commit: Commit, base: Base | None = None) -> Identity:
+        identity = decode(self.blobs.get(commit.blob), f"commit {commit.id[:12]}")[0]
+        if identity.digest() != commit.digest:
+            raise CheckpointError(f"commit {commit.id[:12]} names an identity with another digest than its blob holds")
+        if base is not None:
+            identity.base.refuse(base)
+        return replace(identity, parent=commit.id)
+
+    def lineage(self, c: Connection, head: Commit) -> tuple[list[Commit], list[Event]]:
+        """The commits that made the state at `head`, oldest first, and their events; a rollback leads to where it went."""
+        chain = {x.id: x for x in self.db.chain(c, head)}
+        path: list[Commit] = []
+        at: str | None = head.id
+        while at is not None:
+            if at not in chain:
+                raise CheckpointError(f"commit {at[:12]} is not in the history of {head.id[:12]}, which was made from it")
+            commit = chain.pop(at)
+            if commit.origin is not None:
+                at = commit.origin
+                continue
+            path.append(commit)
+            at = commit.parent
+        path.reverse()
+        return path, [e for found in self.db.events(c, path) for e in found]
+
+    def holds(self, commit: str) -> bool:
+        """Whether a commit is still there."""
+        with self.db.read() as c:
+            return self.db.has(c, commit)
+
+
+__all__ = ["Reading"]
