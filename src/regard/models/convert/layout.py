@@ -117,6 +117,11 @@ def assemble(config: Any, layout: Layout, stored: Stored, dtype: torch.dtype) ->
             f"{stored.origin}: its configuration asks for {parts} layers (and experts), with two tensors each at least; "
             f"the file has {held} tensors in all"
         )
+    numbered = {found.group(1) for name in stored.shapes if (found := re.search(r"\.(\d+)\.", name))}
+    if config.depth > len(numbered):
+        raise CheckpointError(
+            f"{stored.origin}: its configuration asks for {config.depth} layers; its tensors number {len(numbered)}"
+        )
     with torch.device("meta"):
         model: Model = config.build()
     places = _places(model, layout, stored)
