@@ -24,6 +24,7 @@ from ..geometry import Dot
 from ..models.base import Model, walk
 from ..models.gpt2 import GPT2
 from ..models.llama import Llama
+from ..models.marks import weights_mark
 from ..nn import Attention, bent
 from .identity import Base
 from .read import LayerRead, _turns  # pyright: ignore[reportPrivateUsage]
@@ -190,11 +191,6 @@ def body_of(model: nn.Module) -> Body:
     return body
 
 
-def weights_mark(model: nn.Module) -> int:
-    """A number that changes when the weights do, as far as torch says so."""
-    return hash(tuple((p.data_ptr(), p._version) for p in model.parameters()))
-
-
 _BODY = "_regard_body"
 
 
@@ -203,7 +199,7 @@ def base_of(model: nn.Module) -> Base:
     return body_of(model).base
 
 
-__all__ = ["PIECE", "Body", "Heads", "base_of", "body_of", "fingerprint", "weights_mark"]
+__all__ = ["PIECE", "Body", "Heads", "base_of", "body_of", "fingerprint"]
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from ..nn import Attention, Cache
 from ..state import State
 from .blocks import Seat
 from .kept import Kept
-from .marks import weights_mark as weights_mark
 
 
 @dataclass(frozen=True)
