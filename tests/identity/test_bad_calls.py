@@ -99,7 +99,7 @@ def test_token_ids_may_be_a_tensor():
 
 @pytest.mark.parametrize(
     "given",
-    [[], "", torch.zeros(0, dtype=torch.long), torch.tensor([TEXT]), torch.tensor(3), torch.randn(4), torch.ones(4) > 0, None, {},
+    [[], "", torch.zeros(0, dtype=torch.long), torch.tensor([TEXT]), torch.tensor(3), torch.tensor([0.5, -1.0, 2.0, 0.25]), torch.ones(4) > 0, None, {},
      b"text", [1, "a"], "a text without a tokenizer", [{"role": "user", "content": "hi"}], [-1, 2], [10**9, 1], [5]],
     ids=str,
 )  # fmt: skip

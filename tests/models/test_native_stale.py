@@ -17,9 +17,9 @@ from torch.nn.utils import parametrize
 
 from regard.errors import CombinationError
 from regard.models import GPT2Config, LlamaConfig, Model, native
-from regard.models.base import weights_mark
 from regard.models.decode import Weights, prepare
 from regard.models.generate import logits_of
+from regard.models.marks import weights_mark
 from regard.train.config import OptimConfig
 from regard.train.optim import adamw
 
