@@ -27,3 +27,7 @@ class NumericsError(RegardError):
 
 class CheckpointError(RegardError):
     """A checkpoint that is damaged, hostile, or not of the shape that its own configuration says."""
+
+
+class RegardWarning(UserWarning):
+    """What will be done, and will hardly be what was meant."""

@@ -25,6 +25,9 @@ EXPECTED: dict[str, list[dict[str, Any]]] = json.loads((FIXTURE / "expected.json
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     shutil.copytree(FIXTURE, tmp_path / "old")
+    # A checkout gives files the modes of the user; a store has its own.
+    for path in (tmp_path / "old").rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
     return tmp_path / "old"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn, ParamSpec, TypeVar
@@ -23,7 +24,8 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            with _warnings_as_notes():
+                return function(*args, **kwargs)
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(130) from None
@@ -39,6 +41,17 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
             fail(str(error))
 
     return wrapped
+
+
+@contextmanager
+def _warnings_as_notes() -> Generator[None]:
+    """Our own warnings are one line each; a traceback's line of our source helps nobody here."""
+    from ..errors import RegardWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", RegardWarning)
+        warnings.showwarning = lambda message, *_: typer.echo(f"note: {message}", err=True)
+        yield
 
 
 def fail(text: str) -> NoReturn:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..attention.allow import Causal, Window
-from ..errors import CombinationError, ShapeError
+from ..errors import CombinationError, RegardWarning, ShapeError
 from ..geometry import Dot
 from ..models.base import Model, walk
 from ..models.gpt2 import GPT2
@@ -61,7 +61,7 @@ class Body(ABC):
         said = f"{count:,} tokens are past this model's context of {self.context:,} tokens"
         if self.has_places:
             raise ShapeError(f"{said}; give them in pieces of at most {self.context:,}")
-        warnings.warn(f"{said}: it was not trained on texts as long; give them in pieces", stacklevel=3)
+        warnings.warn(f"{said}: it was not trained on texts as long; give them in pieces", RegardWarning, stacklevel=3)
 
     @property
     def piece(self) -> int:
@@ -176,7 +176,8 @@ def body_of(model: nn.Module) -> Body:
     """The body of a model, made once for as long as its weights stay where they are."""
     if not isinstance(model, nn.Module):
         raise CombinationError(f"{model!r:.60} is no model: give one of regard.models, or of transformers")
-    mark = weights_mark(model)
+    # As many numbers of each weight as its fingerprint has: what changes that is seen.
+    mark = weights_mark(model, SAMPLES)
     # Kept with the model itself, so that both go together; a module's own __setattr__ is for its parts.
     kept: tuple[int, Body] | None = model.__dict__.get(_BODY)
     if kept is not None and kept[0] == mark:

@@ -214,7 +214,7 @@ class LayerRead:
         at = len(cache)
         angles = None if turns is None else turns.angles(qkv.view(batch, -1, D), at, at + 1)
         wide = cache.keys().shape[-1]
-        left, signs, bias = (None if x is None else x[0].contiguous() for x in (self.left, self.signs, self.bias))
+        left, signs, bias = (None if x is None else x[0].float().contiguous() for x in (self.left, self.signs, self.bias))
         q, k, v = native.bend(qkv, angles, (H, G, D), wide, self.scale, left, signs, bias)
         cache = cache.grown(k, v)
         return one_row(q, cache.keys(), cache.values(), self.scale)[..., :D], cache

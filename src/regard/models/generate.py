@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.allow import Allow, Padding
-from ..errors import CombinationError, NumericsError, ShapeError, SpecError
+from ..errors import CombinationError, NumericsError, RegardWarning, ShapeError, SpecError
 from ..nn import Attention, Bend, bends_in, bends_of_rows, bound
 from ..position import NoPosition
 from .base import Model, States
@@ -194,7 +194,9 @@ def _expect_room(model: Model, longest: int, more: int) -> None:
         raise ShapeError(f"{said}: {f'write at most {room:,}, max_tokens={room}' if room > 0 else 'shorten the prompt'}")
     if longest > context:
         said = f"{longest:,} tokens are past this model's context of {context:,}"
-        warnings.warn(f"{said}: it was not trained on texts as long, and will hardly make sense of it", stacklevel=4)
+        warnings.warn(
+            f"{said}: it was not trained on texts as long, and will hardly make sense of it", RegardWarning, stacklevel=4
+        )
 
 
 def _checked_prefill(prefill: int) -> int:
