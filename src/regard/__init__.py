@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .attention.plan import Plan
     from .attention.spec import Spec, parse
     from .errors import CheckpointError, CombinationError, NumericsError, RegardError, ShapeError, SpecError, StateError
-    from .identity.identity import Identity
-    from .identity.inject import inject
+    from .identity.experience import observe
+    from .identity.hf.inject import inject
     from .identity.living import living
-    from .identity.observe import observe
-    from .identity.write import imprint
+    from .identity.state import Identity
+    from .identity.write.rule import imprint
     from .state import Additive, LowRank, Self, State
 
 __version__ = "0.1.0"

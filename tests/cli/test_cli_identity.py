@@ -399,7 +399,7 @@ def sleep(model: str, *more: str) -> Result:
 def short_nights(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look after every step, and a measure by which every step helps: a random model has nothing to learn."""
     # By its module's name: the package gives the function of that name.
-    consolidate = importlib.import_module("regard.identity.consolidate")
+    consolidate = importlib.import_module("regard.identity.sleep.consolidate")
     short = consolidate.SleepRule
 
     def rule(**given: Any) -> Any:
@@ -458,7 +458,7 @@ def test_a_night_that_is_broken_off_goes_on_to_the_same_morning(model: str, db: 
 def test_a_night_that_was_left_behind_goes_when_its_identity_does(model: str, db: Path):
     import regard.cli.sleep as module
     from regard.errors import CheckpointError
-    from regard.identity.consolidate import Night, SleepRule
+    from regard.identity.sleep.consolidate import Night, SleepRule
 
     imprint(model)
     with IdentityStore(db) as store:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from demo.map import CLOSE, ENTRIES, OPEN
+from demo.pictures import GUIDES, PICTURES
 from regard.geometry import GEOMETRIES
 from regard.position import POSITIONS
 from regard.selection import SELECTIONS
-from regard.tour.map import CLOSE, ENTRIES, OPEN
-from regard.tour.pictures import GUIDES, PICTURES
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "mechanisms"

@@ -12,7 +12,7 @@ from typing import Any
 from stored import BASE, heard, imprint, person, replay
 
 from regard import RegardError
-from regard.identity.identity import Identity
+from regard.identity.state import Identity
 from regard.identity.store import IdentityStore
 from regard.identity.store.check import check_place
 

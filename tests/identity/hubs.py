@@ -10,8 +10,8 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from regard.identity.identity import Base, Form, Identity, Imprints, SelfState, TraceState
 from regard.identity.packed import Packed
+from regard.identity.state import Base, Form, Identity, Imprints, SelfState, TraceState
 from regard.models import Model
 from regard.models.convert import load
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.identity.body import base_of
-from regard.identity.identity import Base, Form, Identity, Imprints, SelfState, TraceState
-from regard.identity.observe import Experience, observe
+from regard.identity.experience import Experience, observe
 from regard.identity.packed import Packed
+from regard.identity.state import Base, Form, Identity, Imprints, SelfState, TraceState
 from regard.models import GPT2Config, LlamaConfig
 from regard.models.base import Model
 from regard.models.tokenizer import Specials, Subwords, Tokenizer

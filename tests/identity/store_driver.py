@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from stored import BASE, heard, imprint, replay
 
-from regard.identity.identity import Identity
+from regard.identity.state import Identity
 from regard.identity.store import Event, IdentityStore
 
 Say = Callable[[str], None]

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from hypothesis import strategies as st
 
-from regard.identity.identity import Base, Identity, Imprints, Life, SelfState, TraceState
 from regard.identity.packed import Packed
+from regard.identity.state import Base, Identity, Imprints, Life, SelfState, TraceState
 from regard.identity.store import Event
 
 L, G, D = 2, 1, 4

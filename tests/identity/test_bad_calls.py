@@ -14,11 +14,11 @@ from lives import HISTORY, TEXT
 
 from regard import CombinationError, RegardError, ShapeError, StateError
 from regard.identity.body import base_of, body_of
-from regard.identity.identity import Identity
+from regard.identity.experience import observe
 from regard.identity.living import living
-from regard.identity.observe import observe
+from regard.identity.state import Identity
 from regard.identity.why import along, why
-from regard.identity.write import Rule, imprint
+from regard.identity.write.rule import Rule, imprint
 
 SMALL: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3}
 STATES: dict[str, Callable[[], Any]] = {

@@ -16,11 +16,11 @@ from lives import TEXT
 
 from regard import ShapeError, StateError
 from regard.identity.body import base_of, body_of
-from regard.identity.inject import inject
+from regard.identity.hf.inject import inject
 from regard.identity.living import living
 from regard.models.base import Model
-from regard.models.cache import static_caches
-from regard.models.decode import prepare
+from regard.models.decode.cache import static_caches
+from regard.models.decode.prepare import prepare
 from regard.nn import Attention, Cache
 
 X = torch.tensor([TEXT])

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from regard.errors import RegardError, SpecError, StateError
 from regard.identity.body import base_of, body_of, frozen
-from regard.identity.consolidate import ALONE, Night, SleepRule, consolidate, draft
-from regard.identity.identity import Identity
-from regard.identity.item import Item, answers_item, item_loss, logs_at, losses
-from regard.identity.lessons import INTERVIEW, PIECE, RETELL, Anchors, Lessons, _pieces, greedy, interview, retold
+from regard.identity.experience import chat_tokens, observe
 from regard.identity.living import living
-from regard.identity.observe import chat_tokens, observe
 from regard.identity.packed import Packed
-from regard.identity.trace import TraceRule
-from regard.identity.write import Rule, SelfRule, imprint
+from regard.identity.sleep.consolidate import ALONE, Night, SleepRule, consolidate, draft
+from regard.identity.sleep.items import Item, answers_item, item_loss, logs_at, losses
+from regard.identity.sleep.lessons import INTERVIEW, PIECE, RETELL, Anchors, Lessons, _pieces, greedy, interview, retold
+from regard.identity.state import Identity
+from regard.identity.write.rule import Rule, SelfRule, imprint
+from regard.identity.write.trace import TraceRule
 from regard.models.base import Model
-from regard.models.generate import Sampling, generate
+from regard.models.decode.generate import Sampling, generate
 
 TALK = [says("I am Mara.", "Hello Mara!"), says("My cat is Mochi.", "What a name.")]
 RULE = SleepRule(

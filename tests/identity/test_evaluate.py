@@ -11,10 +11,10 @@ import pytest
 import torch
 from lives import apart, someone
 
-from regard.identity.evaluate import measure, records, rotated, shuffled
-from regard.identity.evidence import PEERS, Figure, bootstrap, goals, markdown, speaker_table, summary
-from regard.identity.identity import Base
-from regard.identity.trace import spectrum
+from regard.identity.state import Base
+from regard.identity.write.trace import spectrum
+from regard.study.evaluate import measure, records, rotated, shuffled
+from regard.study.evidence import PEERS, Figure, bootstrap, goals, markdown, speaker_table, summary
 
 BASE = Base("f" * 64, depth=3, key_heads=2, head_width=8)
 

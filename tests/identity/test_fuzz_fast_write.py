@@ -14,7 +14,7 @@ from damages import bytes_damaged, header_damaged
 from safetensors.torch import load_file, save_file
 
 from regard.errors import CheckpointError
-from regard.identity import learn
+from regard.study import fast_write as learn
 
 
 def save(numbers: dict[str, torch.Tensor], path: Path, **about: object) -> None:

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from regard import CombinationError, ShapeError, StateError
 from regard.identity.body import body_of
-from regard.identity.identity import Identity
-from regard.identity.inject import HubBody, inject
+from regard.identity.experience import observe
+from regard.identity.hf.inject import HubBody, inject
 from regard.identity.living import living
-from regard.identity.observe import observe
-from regard.identity.read import LayerRead, layer_reads
-from regard.models.generate import generate
-from regard.models.sampling import Sampling
+from regard.identity.read.layer import LayerRead, layer_reads
+from regard.identity.state import Identity
+from regard.models.decode.generate import generate
+from regard.models.decode.sampling import Sampling
 
 CLOSE = 1e-4
 

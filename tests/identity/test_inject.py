@@ -12,8 +12,8 @@ from hubs import DEAF, DECODERS, GROUPED, SIZES, VOCABULARY, apart, hub, loud, p
 from transformers.masking_utils import AttentionMaskInterface
 
 from regard import Causal, CombinationError, ShapeError, StateError, attend
-from regard.identity.inject import inject
-from regard.identity.interface import KEY
+from regard.identity.hf.inject import inject
+from regard.identity.hf.interface import KEY
 
 CLOSE = 1e-5
 

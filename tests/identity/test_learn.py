@@ -10,17 +10,17 @@ from lives import HISTORY, apart, heard, letters, llama, nobody, says, speaking
 from safetensors.torch import save_file
 
 from regard.errors import CheckpointError
-from regard.identity import learn
 from regard.identity.body import base_of, body_of, frozen
-from regard.identity.imprint import later_attention, worth_of
-from regard.identity.learn import FEATURES, HIDDEN, FastWrite, School, Study, features, shipped_for
-from regard.identity.observe import observe
+from regard.identity.experience import observe
 from regard.identity.packed import Packed
-from regard.identity.people import Person
-from regard.identity.self_state import SelfRule
-from regard.identity.trace import TraceRule, compressed, dense, written
-from regard.identity.write import Rule, imprint
+from regard.identity.write.keepers import later_attention, worth_of
+from regard.identity.write.rule import Rule, imprint
+from regard.identity.write.self_state import SelfRule
+from regard.identity.write.trace import TraceRule, compressed, dense, written
 from regard.models.base import Model
+from regard.study import fast_write as learn
+from regard.study.fast_write import FEATURES, HIDDEN, FastWrite, School, Study, features, shipped_for
+from regard.study.people.generator import Person
 
 
 def made_up(base_model: Model, seed: int = 0) -> FastWrite:

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from regard.errors import RegardError, ShapeError, StateError
 from regard.identity.body import base_of, body_of
-from regard.identity.identity import Identity
+from regard.identity.experience import observe
 from regard.identity.living import living
-from regard.identity.observe import observe
-from regard.identity.self_state import SelfRule
-from regard.identity.trace import TraceRule
-from regard.identity.write import Rule, imprint
+from regard.identity.state import Identity
+from regard.identity.write.rule import Rule, imprint
+from regard.identity.write.self_state import SelfRule
+from regard.identity.write.trace import TraceRule
 from regard.models.base import Model
-from regard.models.cache import static_caches
-from regard.models.decode import prepare
-from regard.models.generate import Sampling, generate, logits_of
+from regard.models.decode.cache import static_caches
+from regard.models.decode.generate import Sampling, generate, logits_of
+from regard.models.decode.prepare import prepare
 from regard.nn import Attention, Cache
 
 WHOLE = Rule(keep="shock", share=1.0, trace=TraceRule(rate=0.5), self=SelfRule("key_bias"))

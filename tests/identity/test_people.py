@@ -5,9 +5,9 @@ from itertools import combinations
 
 import pytest
 
-from regard.identity.people import Conversation, Message, Person, Pool, neutral, people, speakers
-from regard.identity.people_phrases import PHRASES, REPLIES, STYLES
-from regard.identity.people_words import VALUES
+from regard.study.people.generator import Conversation, Message, Person, Pool, neutral, people, speakers
+from regard.study.people.phrases import PHRASES, REPLIES, STYLES
+from regard.study.people.words import VALUES
 
 POOLS: tuple[Pool, ...] = ("train", "test")
 ARTICLES = ("job", "pet", "bike_colour", "favourite_colour")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stored import BASE, OTHER, heard, imprint, people, person, replay
 
 from regard import CheckpointError, RegardError, StateError
-from regard.identity.identity import Identity
+from regard.identity.state import Identity
 from regard.identity.store import Commit, Event, IdentityStore, StaleError, StoreError, compare
 from regard.identity.store import store as store_module
 from regard.identity.store.codec import decode, encode

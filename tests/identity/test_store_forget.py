@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from stored import BASE, heard, imprint, replay
 
-from regard.identity.identity import Identity
+from regard.identity.state import Identity
 from regard.identity.store import Event, Forgotten, IdentityStore, StoreError, label_of, unique_source
 from regard.identity.store import proof as proof_module
 from regard.identity.store.proof import found_in, fragments_of_text

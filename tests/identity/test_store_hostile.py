@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from stored import BASE, heard, imprint, person, replay
 
 from regard import CheckpointError, StateError
-from regard.identity.identity import CONFIG, TENSORS, Identity, pack
+from regard.identity.state import CONFIG, TENSORS, Identity, pack
 from regard.identity.store import Event, IdentityStore, StoreError
 from regard.identity.store.codec import decode, encode
 

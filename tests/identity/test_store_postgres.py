@@ -22,7 +22,7 @@ from test_store_forget import (  # noqa: F401
 )
 from test_store_readers import *  # noqa: F403
 
-from regard.identity.identity import Identity
+from regard.identity.state import Identity
 from regard.identity.store import IdentityStore, StoreError
 from regard.identity.store.backup import restore, verified
 from regard.identity.store.schema import newest

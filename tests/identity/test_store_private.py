@@ -14,7 +14,7 @@ import pytest
 from stored import BASE, heard, imprint, person
 
 from regard.files import DRAFT, _host, sweep  # pyright: ignore
-from regard.identity.identity import Identity
+from regard.identity.state import Identity
 from regard.identity.store import IdentityStore, StoreError
 from regard.identity.store.place import place, shown
 

@@ -10,7 +10,7 @@ import pytest
 from stored import BASE, heard, imprint, replay
 
 from regard import CheckpointError
-from regard.identity.identity import Identity
+from regard.identity.state import Identity
 from regard.identity.store import IdentityStore, MissingBlobError
 
 Open = Callable[[], IdentityStore]

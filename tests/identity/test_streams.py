@@ -21,7 +21,8 @@ from lives import HISTORY, TEXT
 from regard import CombinationError, RegardError, ShapeError, StateError
 from regard.identity.body import base_of
 from regard.identity.living import living
-from regard.models import Sampling, generate, stream
+from regard.models import Sampling
+from regard.models.decode import generate, stream
 
 STEPS = 5
 SAMPLING = Sampling(max_tokens=STEPS, temperature=0)
@@ -369,8 +370,8 @@ def test_a_model_that_trains_trains_on_between_the_tokens_of_a_stream():
 
 
 def test_more_than_a_table_of_places_holds_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch):
-    from regard.models.decode import Decoder, prepare
-    from regard.models.generate import logits_of
+    from regard.models.decode.generate import logits_of
+    from regard.models.decode.prepare import Decoder, prepare
 
     model = lives.gpt2(context=8)
     assert len(generate(model, TEXT, Sampling(max_tokens=2)).tokens[0]) == 2
@@ -387,7 +388,7 @@ def test_more_than_a_table_of_places_holds_is_refused_before_any_work(monkeypatc
 
 
 def prepare_caches(model: Any) -> Any:
-    from regard.models.cache import static_caches
+    from regard.models.decode.cache import static_caches
 
     return static_caches(model.cache_count)
 
@@ -399,7 +400,7 @@ def test_a_prompt_longer_than_a_rope_model_was_trained_on_is_said():
 
 def test_what_continues_no_text_is_refused_by_name_with_what_to_call():
     from regard.models import BertConfig, T5Config
-    from regard.models.generate import perplexity
+    from regard.models.decode.generate import perplexity
 
     t5 = T5Config(vocabulary=16, width=8, depth=1, heads=2, hidden=8, head_width=4).build()
     bert = BertConfig(vocabulary=16, width=8, depth=1, heads=2, hidden=8).build()

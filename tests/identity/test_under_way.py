@@ -22,8 +22,8 @@ from hubs import GROUPED, apart, hub, loud, someone, tokens
 
 from regard import StateError
 from regard.identity.body import body_of
-from regard.identity.inject import inject
-from regard.identity.interface import KEY
+from regard.identity.hf.inject import inject
+from regard.identity.hf.interface import KEY
 from regard.identity.living import living
 
 SPEC = "dot | topk(2)"

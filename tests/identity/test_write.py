@@ -14,14 +14,14 @@ from lives import HISTORY, TEXT, apart, heard, letters, llama, nobody, says, spe
 from torch import Tensor
 
 from regard.errors import NumericsError, ShapeError, SpecError, StateError
-from regard.identity.identity import Identity, SelfState
-from regard.identity.imprint import KEEPERS, evict, kept, worth_of
+from regard.identity.experience import Experience, observe
 from regard.identity.living import living
-from regard.identity.observe import Experience, observe
 from regard.identity.packed import LARGEST, LIMIT, Packed
-from regard.identity.self_state import LinearUpdate, MLPUpdate, SelfRule, chosen_by_free_energy, fresh, moved, pooled
-from regard.identity.trace import TraceRule, compressed, cosine, dense, spectrum, written
-from regard.identity.write import Rule, imprint
+from regard.identity.state import Identity, SelfState
+from regard.identity.write.keepers import KEEPERS, evict, kept, worth_of
+from regard.identity.write.rule import Rule, imprint
+from regard.identity.write.self_state import LinearUpdate, MLPUpdate, SelfRule, chosen_by_free_energy, fresh, moved, pooled
+from regard.identity.write.trace import TraceRule, compressed, cosine, dense, spectrum, written
 from regard.models.base import Model
 
 CHAT = [{"role": "system", "content": "Be kind."}, *says("I am Mara. My cat is called Mochi.", "Hello Mara!")]

@@ -21,9 +21,9 @@ from regard.models.energy import EnergyConfig
 from regard.models.gpt2 import GPT2Config
 from regard.models.kept import Kept
 from regard.models.ngpt import NGPTConfig
-from regard.models.pieces import Pieces, write_tokenizer_bin
 from regard.models.recurrent import RecurrentConfig
 from regard.models.routing import RoutingConfig
+from regard.models.sentencepiece import Pieces, write_tokenizer_bin
 from regard.models.t5 import T5Config
 
 SMALL = LlamaConfig(vocabulary=40, width=16, depth=2, heads=4, key_heads=2, hidden=23, context=12)

@@ -16,7 +16,7 @@ import torch
 from corpus import write_checkpoints
 from safetensors.torch import load_file, save_file
 
-from regard.models import hub
+from regard.models import downloads as hub
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and pipes as Linux has them")
 

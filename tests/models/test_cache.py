@@ -9,7 +9,7 @@ import torch
 
 from regard import Causal
 from regard.errors import ShapeError
-from regard.models.cache import StaticCache, static_caches
+from regard.models.decode.cache import StaticCache, static_caches
 from regard.nn import Attention, Cache
 
 SHAPE = (2, 3, 5)

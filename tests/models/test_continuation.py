@@ -13,9 +13,9 @@ from exports import write_bin
 
 from regard.models import LlamaConfig
 from regard.models.continuation import Continuation
-from regard.models.generate import Sampling, Token, generate
-from regard.models.pieces import write_tokenizer_bin
-from regard.models.stream import Stream
+from regard.models.decode.generate import Sampling, Token, generate
+from regard.models.decode.stream import Stream
+from regard.models.sentencepiece import write_tokenizer_bin
 from regard.models.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = ["once upon a time", "on  ce\nup 日本 é.", "a don't upon. s"]

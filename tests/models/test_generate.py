@@ -12,9 +12,10 @@ from torch import Tensor
 import regard
 from regard import State
 from regard.errors import NumericsError, RegardError, ShapeError, SpecError
-from regard.models import GPT2Config, LlamaConfig, generate, perplexity
+from regard.models import GPT2Config, LlamaConfig, perplexity
 from regard.models.base import Model
-from regard.models.generate import Sampling, Token, logits_of
+from regard.models.decode import generate
+from regard.models.decode.generate import Sampling, Token, logits_of
 from regard.selection import SELECTIONS
 
 LLAMA = LlamaConfig(vocabulary=61, width=24, depth=2, heads=6, key_heads=2, hidden=40, context=64)
@@ -150,7 +151,7 @@ def test_sampling_follows_the_model_distribution():
     ],
 )
 def test_cuts_keep_exactly_these_tokens(cut: Sampling, kept: set[int]):
-    from regard.models.sampling import cut as distribution
+    from regard.models.decode.sampling import cut as distribution
 
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     probabilities, index = distribution(logits, cut)

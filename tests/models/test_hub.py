@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from regard.errors import CheckpointError
-from regard.models import LlamaConfig, hub
+from regard.models import LlamaConfig
+from regard.models import downloads as hub
 from regard.models.convert import load, save
 
 BODY = b"weights" * 1000

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from regard.errors import SpecError
-from regard.models import GPT2Config, LlamaConfig, generate, native
-from regard.models.decode import Weights, prepare
-from regard.models.generate import Sampling, logits_of
-from regard.models.layouts import FEW, Float, Int8
+from regard.models import GPT2Config, LlamaConfig
+from regard.models.decode import generate, native
+from regard.models.decode.generate import Sampling, logits_of
+from regard.models.decode.matvec import FEW, Float, Int8
+from regard.models.decode.prepare import Weights, prepare
 
 LLAMA = LlamaConfig(vocabulary=97, width=64, depth=2, heads=4, key_heads=2, hidden=96)
 

@@ -13,7 +13,8 @@ from exports import write_bin, write_gguf
 from tiny import llama, loud, qwen2, scaled
 
 from regard import CheckpointError
-from regard.models import LlamaConfig, hub
+from regard.models import LlamaConfig
+from regard.models import downloads as hub
 from regard.models.convert import load, save
 from regard.models.tokenizer import load_tokenizer
 from regard.position import Rope

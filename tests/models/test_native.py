@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.errors import ShapeError
-from regard.identity.read import LayerRead
-from regard.models import native
-from regard.models.layouts import Float, Int8
-from regard.models.marks import plain_mark
+from regard.identity.read.layer import LayerRead
+from regard.models.decode import native
+from regard.models.decode.marks import plain_mark
+from regard.models.decode.matvec import Float, Int8
 from regard.position import Rope
 from regard.state import State
 

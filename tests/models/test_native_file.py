@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.models import compiled, native
+from regard.models.decode import compiled, native
 
 if native.library() is None:
     pytest.skip(f"nothing is compiled here: {native.reason()}", allow_module_level=True)

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from regard.errors import CombinationError
-from regard.models import GPT2Config, LlamaConfig, Model, native
-from regard.models.decode import Weights, prepare
-from regard.models.generate import logits_of
-from regard.models.marks import weights_mark
+from regard.models import GPT2Config, LlamaConfig, Model
+from regard.models.decode import native
+from regard.models.decode.generate import logits_of
+from regard.models.decode.marks import weights_mark
+from regard.models.decode.prepare import Weights, prepare
 from regard.train.config import OptimConfig
 from regard.train.optim import adamw
 
@@ -163,7 +164,7 @@ CHANGES: dict[str, Callable[[Model], object]] = {
 def spoken(model: Model, weights: Weights) -> list[Tensor]:
     """As one token at a time would read them, a batch of twelve (oneDNN's blocks), and a whole text."""
     decoder = prepare(model, weights)
-    from regard.models.cache import static_caches
+    from regard.models.decode.cache import static_caches
 
     one = decoder(torch.tensor([TEXT[:1]]), static_caches(decoder.depth))[0]
     twelve = decoder(torch.tensor([[i] for i in range(12)]), static_caches(decoder.depth))[0]
@@ -223,7 +224,7 @@ def test_decoder_alone_keeps_its_model():
 
 
 def spoken_caches(depth: int):
-    from regard.models.cache import static_caches
+    from regard.models.decode.cache import static_caches
 
     return static_caches(depth)
 

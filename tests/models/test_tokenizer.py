@@ -9,7 +9,7 @@ import pytest
 
 from regard import CheckpointError
 from regard.models.chat import render
-from regard.models.pieces import Pieces, read_tokenizer_bin, write_tokenizer_bin
+from regard.models.sentencepiece import Pieces, read_tokenizer_bin, write_tokenizer_bin
 from regard.models.tokenizer import from_gguf, load_tokenizer
 
 SPECIAL = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(f"<0x{i:02X}>".encode() for i in range(256))]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.tour import demo, speed, two
-from regard.tour import map as two_axis
-from regard.tour.__main__ import main
-from regard.tour.extras import need
-from regard.tour.page import Code, Section, Table, render
-from regard.tour.scene import EIGHT, look, scene
-from regard.tour.screen import Screen
+from demo import demo, speed, two
+from demo import map as two_axis
+from demo.__main__ import main
+from demo.extras import need
+from demo.page import Code, Section, Table, render
+from demo.scene import EIGHT, look, scene
+from demo.screen import Screen
 
 
 def test_demo_writes_a_page_that_needs_nothing_from_elsewhere(
@@ -107,6 +107,6 @@ def test_page_escapes_what_it_is_given() -> None:
 
 
 def test_import_regard_does_not_import_the_figures() -> None:
-    code = "import sys, regard; print([m for m in ('matplotlib', 'rich', 'regard.tour') if m in sys.modules])"
+    code = "import sys, regard; print([m for m in ('matplotlib', 'rich', 'demo') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

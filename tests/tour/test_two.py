@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from demo import demo, two, two_page
+from demo.page import Picture, Section, render
+from demo.pair import MARA, PROMPTS, TOM
+from demo.screen import Screen
+from demo.style import DARK, LIGHT, Draw, save
+from demo.two import CONTROLS, Answer, Asked, Portrait, Two, Word
+from demo.two_figures import draw_controls, draw_selves, draw_spectra
 from regard.identity.why import kl
-from regard.tour import demo, two, two_page
-from regard.tour.page import Picture, Section, render
-from regard.tour.pair import MARA, PROMPTS, TOM
-from regard.tour.screen import Screen
-from regard.tour.style import DARK, LIGHT, Draw, save
-from regard.tour.two import CONTROLS, Answer, Asked, Portrait, Two, Word
-from regard.tour.two_figures import draw_controls, draw_selves, draw_spectra
 
 LOSSES = {"nobody": 3.5, "fast": 2.7, "own": 2.5, "other": 3.4, "swapped": 2.6, "shuffled": 3.6, "random": 5.0, "context": 1.5}
 
@@ -192,7 +192,7 @@ def test_mara_and_tom_ask_the_same_and_never_name_what_they_ask_for() -> None:
 
 def test_two_lives_are_measured_from_the_first_word_to_the_page(tmp_path: Path) -> None:
     """The whole study on a tiny model that knows nothing: everything that the page shows is there."""
-    from regard.identity.consolidate import SleepRule
+    from regard.identity.sleep.consolidate import SleepRule
     from tests.identity.lives import letters, speaking
 
     sleep = SleepRule(steps=2, look_every=1, questions=3, held_back=1)

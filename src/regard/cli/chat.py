@@ -13,7 +13,7 @@ import typer
 from .generate import DEFAULT
 from .identity import steps, summary
 from .speech import fail, progress, verb
-from .who import (
+from .who import (  # fmt: skip
     ModelOption,
     StoreOption,
     clean,
@@ -27,12 +27,12 @@ from .who import (
     spark,
     word,
     words,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from ..identity import Base, Identity, IdentityStore, Rule
-    from ..models.generate import Generated, Sampling
-    from ..models.stream import Token
+    from ..models.decode.generate import Generated, Sampling
+    from ..models.decode.stream import Token
     from ..models.tokenizer import Tokenizer
 
 COMMANDS = """/why [N|most]    what of the identity moved the answer's first token, its Nth, or the one it moved most
@@ -96,7 +96,7 @@ def chat(
         fail(f"--weights {weights}: choose float32 or int8")
     from ..identity import Rule
     from ..identity.store.records import checked_source, unique_source
-    from ..models.generate import Sampling
+    from ..models.decode.generate import Sampling
 
     sampling = Sampling(max_tokens, temperature, seed=seed)
     gain = parse_affect(affect)
@@ -216,7 +216,7 @@ class Talk:
         return self.tokenizer.encode(self.tokenizer.chat([*first, *said]))
 
     def answer(self, who: Identity | None, tokens: list[int], show: Callable[[Token], object] | None = None) -> Generated:
-        from ..models.generate import generate
+        from ..models.decode.generate import generate
 
         how = cast(Any, self.weights)
         return generate(self.model, tokens, self.sampling, identity=who, tokenizer=self.tokenizer, on_token=show, weights=how)
@@ -241,7 +241,7 @@ class Talk:
     def imprint(self, pair: list[dict[str, str]]) -> None:
         """The turn into the identity as it is now, which may be ahead of the one that is being read."""
         from ..identity.body import body_of
-        from ..identity.replay import happened, told
+        from ..identity.store.replay import happened, told
 
         name = cast(str, self.name)
         event = told(pair, source=self.source, rule=self.rule, affect=self.affect, piece=body_of(self.model).piece)

@@ -76,8 +76,8 @@ def identity(
 
 def report(out: Path) -> str:
     """The tables of a folder, also written beside its lines."""
-    from ..identity.evaluate import records
-    from ..identity.evidence import Figure, figure, joined, markdown, speaker_table, summary
+    from ..study.evaluate import records
+    from ..study.evidence import Figure, figure, joined, markdown, speaker_table, summary
 
     nights = [r for f in sorted(out.glob("nights-*.jsonl")) for r in records(f)]
     rows = joined([r for f in sorted(out.glob("people-*.jsonl")) for r in records(f)], nights)
@@ -100,8 +100,8 @@ def _work(out: Path, model: str, people: int, sleep: bool, speakers: int, steps:
     """One process's share of the people."""
     import torch
 
-    from ..identity.evaluate import Lab, Plan, measure, measure_speakers
-    from ..models import hub
+    from ..models import downloads as hub
+    from ..study.evaluate import Lab, Plan, measure, measure_speakers
 
     torch.set_num_threads(1)
     k, n = (int(x) for x in shard.split("/"))

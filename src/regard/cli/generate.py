@@ -12,7 +12,7 @@ import typer
 from .speech import fail, progress, verb, watched
 
 if TYPE_CHECKING:
-    from ..models.stream import Token
+    from ..models.decode.stream import Token
 
 DEFAULT = "smollm2"
 
@@ -47,7 +47,7 @@ def generate(
     regard generate "The sea is" --attention "dot | topk(8)" --temperature 0.8 --seed 3
     cat letter.txt | regard generate - --max-tokens 200
     """
-    from ..models import hub
+    from ..models import downloads as hub
 
     if model == DEFAULT and not hub.present(DEFAULT):
         fail("no model is here yet; get SmolLM2 (93 MB) with: regard models get smollm2, or name one with --model")
@@ -62,8 +62,8 @@ def generate(
         fail(f"the prompt is not UTF-8 text: {error}")
     if not text:
         fail("the prompt is empty; write what the text begins with")
-    from ..models.generate import Sampling
-    from ..models.generate import generate as run
+    from ..models.decode.generate import Sampling
+    from ..models.decode.generate import generate as run
 
     sampling = Sampling(
         max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, tuple(stop or ()), seed=seed

@@ -207,7 +207,7 @@ def forget(
     regard identity forget mara diary
     regard identity forget mara monday --yes
     """
-    from ..identity.replay import replay
+    from ..identity.store.replay import replay
 
     with open_store(store) as kept:
         load(kept, name)
@@ -300,7 +300,7 @@ def summary(who: Identity, tokenizer: Tokenizer | None, shown: int = SHOWN) -> l
     if who.self is not None:
         lines.append(f"  self      {who.self.form}, |s| {float(who.self.s.norm()):.3g}  {spark(life.self_norms)}")
     if who.trace is not None:
-        from ..identity.trace import spectrum
+        from ..identity.write.trace import spectrum
 
         found = spectrum(who.trace)
         strength = found.abs().amax((1, 2)).tolist()
@@ -345,7 +345,7 @@ def _described(who: Identity, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "sources": list(who.sources),
     }
     if who.trace is not None:
-        from ..identity.trace import spectrum
+        from ..identity.write.trace import spectrum
 
         found["trace"] = {"rank": who.trace.rank, "spectrum": spectrum(who.trace).tolist()}
     return found
@@ -354,7 +354,7 @@ def _described(who: Identity, tokenizer: Tokenizer | None) -> dict[str, Any]:
 def _tokenizer(who: Identity, model: str) -> Tokenizer | None:
     """The tokenizer of the identity's own model; None, and a word about it, where that is not the model at hand."""
     from ..errors import RegardError
-    from ..models import hub
+    from ..models import downloads as hub
 
     if not len(who.imprints):
         return None

@@ -57,8 +57,8 @@ def imprint(
     text = text_of(file)
     from ..identity import Identity, Rule
     from ..identity.body import body_of
-    from ..identity.replay import happened, told
     from ..identity.store.records import checked_name, unique_source
+    from ..identity.store.replay import happened, told
 
     checked_name(identity)
     gain = parse_affect(affect)

@@ -23,7 +23,7 @@ def get(name: Annotated[str, typer.Argument(help="smollm2, minilm, or a hub name
     regard models get HuggingFaceTB/SmolLM2-360M-Instruct
     REGARD_HOME=/data/regard regard models get minilm
     """
-    from ..models import hub
+    from ..models import downloads as hub
 
     there = hub.present(name)
     with progress() as tell:
@@ -39,7 +39,7 @@ def list_models() -> None:
     \b
     regard models list
     """
-    from ..models import hub
+    from ..models import downloads as hub
 
     here = hub.found()
     rows = [
@@ -59,7 +59,7 @@ def show(source: Annotated[str, typer.Argument(help="a name from the list, a fol
     regard models show smollm2
     regard models show ./model.gguf
     """
-    from ..models import hub
+    from ..models import downloads as hub
     from ..models.convert import load
 
     with progress() as tell:
@@ -85,7 +85,7 @@ def convert(
     \b
     regard models convert model.gguf ./model
     """
-    from ..models import hub
+    from ..models import downloads as hub
 
     path = Path(source)
     if not path.exists():

@@ -16,7 +16,7 @@ from .who import ModelOption, StoreOption, load, note, open_model, open_store, s
 
 if TYPE_CHECKING:
     from ..identity import IdentityStore, SleepRule
-    from ..identity.consolidate import Night
+    from ..identity.sleep.consolidate import Night
 
 
 @verb
@@ -39,9 +39,9 @@ def sleep(
     regard sleep -i mara --steps 32
     regard sleep -i mara --resume
     """
-    from ..identity.consolidate import SleepRule, consolidate
     from ..identity.living import living
-    from ..identity.replay import history, slept_well
+    from ..identity.sleep.consolidate import SleepRule, consolidate
+    from ..identity.store.replay import history, slept_well
 
     with open_store(store) as kept:
         load(kept, identity)
@@ -134,8 +134,8 @@ def read(file: Path) -> tuple[SleepRule, Night]:
     from safetensors import SafetensorError, safe_open
 
     from ..errors import CheckpointError
-    from ..identity.consolidate import Night
-    from ..identity.replay import sleep_rule
+    from ..identity.sleep.consolidate import Night
+    from ..identity.store.replay import sleep_rule
 
     found: dict[str, dict[str, Any]] = {"leaves": {}, "best": {}, "moments": {}}
     with contextlib.ExitStack() as open_files:

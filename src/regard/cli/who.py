@@ -39,7 +39,7 @@ def open_model(source: str, tell: Tell) -> tuple[Model, Tokenizer, Base]:
     """A model, its tokenizer, and who it is; the base carries the name that the model was asked for by."""
     from dataclasses import replace
 
-    from ..models import hub
+    from ..models import downloads as hub
 
     if source == DEFAULT and not hub.present(DEFAULT):
         fail("no model is here yet; get SmolLM2 (93 MB) with: regard models get smollm2, or name one with --model")

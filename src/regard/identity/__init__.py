@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .body import base_of
-    from .consolidate import SleepRule, Slept, consolidate
-    from .identity import Base, Identity, Imprints, Life, SelfState, TraceState
-    from .inject import Injected, inject
+    from .experience import Experience, observe
+    from .hf.inject import Injected, inject
     from .living import living
-    from .observe import Experience, observe
-    from .self_state import SelfRule
+    from .sleep.consolidate import SleepRule, Slept, consolidate
+    from .state import Base, Identity, Imprints, Life, SelfState, TraceState
     from .store import Event, IdentityStore
-    from .trace import TraceRule
-    from .write import Rule, imprint
+    from .write.rule import Rule, imprint
+    from .write.self_state import SelfRule
+    from .write.trace import TraceRule
 
 _PARTS = {
     "body": ("base_of",),

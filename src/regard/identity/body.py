@@ -22,12 +22,12 @@ from ..attention.allow import Causal, Window
 from ..errors import CombinationError, RegardWarning, ShapeError
 from ..geometry import Dot
 from ..models.base import Model, walk
+from ..models.decode.marks import weights_mark
 from ..models.gpt2 import GPT2
 from ..models.llama import Llama
-from ..models.marks import weights_mark
 from ..nn import Attention, bent
-from .identity import Base
-from .read import LayerRead, _turns  # pyright: ignore[reportPrivateUsage]
+from .read.layer import LayerRead, _turns  # pyright: ignore[reportPrivateUsage]
+from .state import Base
 
 PIECE = 1000
 """Tokens of one experience at most: what is longer is lived through piece by piece."""
@@ -185,7 +185,7 @@ def body_of(model: nn.Module) -> Body:
     if isinstance(model, Model):
         body: Body = OwnBody(model)
     else:
-        from .inject import HubBody
+        from .hf.inject import HubBody
 
         body = HubBody(model)
     object.__setattr__(model, _BODY, (mark, body))

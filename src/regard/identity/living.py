@@ -22,8 +22,8 @@ from torch import nn
 
 from ..errors import ShapeError, StateError
 from .body import Body, body_of
-from .identity import Identity
-from .read import LayerRead, layer_reads
+from .read.layer import LayerRead, layer_reads
+from .state import Identity
 
 Who = Identity | Sequence[Identity | None] | None
 """One identity for all rows, or one for each; None is the model itself."""

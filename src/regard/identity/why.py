@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ..errors import ShapeError
 from .body import Body, body_of
-from .identity import Identity
-from .read import ABSENT, LayerRead, layer_reads
+from .read.layer import ABSENT, LayerRead, layer_reads
+from .state import Identity
 
 Reads = Sequence[LayerRead | None]
 

@@ -2,8 +2,8 @@
 
 from .base import Look, Model, Output
 from .bert import Bert, BertConfig, mean_pooled
+from .decode.generate import Generated, Sampling, generate, perplexity, stream
 from .energy import EnergyConfig, EnergyTransformer
-from .generate import Generated, Sampling, generate, perplexity, stream
 from .gpt2 import GPT2, GPT2Config
 from .llama import Llama, LlamaConfig
 from .ngpt import NGPT, NGPTConfig

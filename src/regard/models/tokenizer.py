@@ -19,7 +19,7 @@ from .continuation import continued
 from .convert.damage import reading
 from .convert.fields import Fields, read_json
 from .kept import as_ids
-from .pieces import BOS, EOS, Pieces, read_tokenizer_bin, write_tokenizer_bin
+from .sentencepiece import BOS, EOS, Pieces, read_tokenizer_bin, write_tokenizer_bin
 
 JSON_BYTES = 256 << 20
 CONFIG, GENERATION, OWN = "tokenizer_config.json", "generation_config.json", "regard"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...errors import CheckpointError, RegardError, StateError
-from ..identity import LARGEST, Base, Identity, Imprints, Life, unpack, upgraded
+from ..state import LARGEST, Base, Identity, Imprints, Life, unpack, upgraded
 from .errors import StoreError
 from .records import canonical, checked_source, strict_json
 

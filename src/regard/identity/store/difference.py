@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import StateError
-from ..identity import Identity, Imprints, TraceState
+from ..state import Identity, Imprints, TraceState
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..identity import Identity
+from ..state import Identity
 from .records import Commit, Event, checked_message, journal_hash
 
 

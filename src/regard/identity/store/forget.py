@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import CheckpointError, StateError
-from ..identity import Identity
+from ..state import Identity
 from .errors import StaleError, StoreError
 from .kin import Written, others
 from .proof import Searched, fragments_of_text, search

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import CheckpointError
-from ..identity import Identity
+from ..state import Identity
 from .proof import fragments_of_state, fragments_of_text
 from .records import Commit, Event, strict_json
 

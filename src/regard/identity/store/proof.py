@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..identity import Identity
+from ..state import Identity
 from .records import canonical
 
 if TYPE_CHECKING:

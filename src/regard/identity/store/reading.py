@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import CheckpointError
-from ..identity import Base, Identity
+from ..state import Base, Identity
 from .blobs import Blobs
 from .codec import decode
 from .difference import Diff, compare

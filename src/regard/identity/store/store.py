@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from ... import files
 from ...errors import StateError
-from ..identity import Base, Identity
+from ..state import Base, Identity
 from .blobs import Blobs
 from .codec import encode, readable
 from .drafting import draft, sealed

@@ -20,7 +20,7 @@ from ...errors import CheckpointError
 from ..base import Model
 from ..kept import Kept
 from ..llama import LlamaConfig
-from ..pieces import BOS, EOS
+from ..sentencepiece import BOS, EOS
 from .fields import DEEPEST, Fields, changed
 from .layout import Memory, assemble
 from .llama import layout

@@ -1,0 +1,252 @@
+"""The first page of the demo: two people, one model, one prompt, and what the controls say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from demo.page import Markup, Picture, Section, Table, safe
+from demo.two import CONTROLS, SEEDS, Answer, Asked, Portrait, Two, Word
+
+TITLE = "Two people, one model"
+CLASSES = ("one", "two")
+HIGH = 6.0
+"""Nats at which a bar under a token is full."""
+
+
+def lead(two: Two) -> str:
+    a, b = (p.name for p in two.people)
+    size = max(p.nbytes for p in two.people) / 1000
+    return (
+        f"{a} and {b} each had three short conversations with SmolLM2, a model of 135 million weights. What they said was written "
+        f"into an identity of {size:,.0f} kB each: imprints, a trace and a self, which bend the model's attention. Then the "
+        "conversations were taken away. No weight of the model has changed, and neither of them is in the prompts below. "
+        "Everything on this page was computed just now, on this machine."
+    )
+
+
+def sections(two: Two) -> list[Section]:
+    a, b = (p.name for p in two.people)
+    return [
+        Section(
+            "The same words, different answers",
+            f"Greedy answers in a fresh chat. The bar under each piece is KL({a} ‖ {b}) at that place, or the other way round: "
+            f"how far the other identity would have gone another way, in nats; a full bar is {HIGH:g} or more. A model this "
+            "small is often wrong, with the whole history before its eyes too: the fold below each row shows that.",
+            [Markup(_asked(x)) for x in two.asked],
+        ),
+        Section(
+            "Does an identity belong to its person?",
+            "Each person comes back and asks for what they told, in other words. The number is the surprise at what a listener who "
+            "remembers would say, in nats per token of the assistant's words: lower is better.",
+            [
+                Markup(f'<p class="verdict">{safe(verdict(two))}</p>'),
+                Markup(f"<p>{safe(remarks(two))}</p>"),
+                Picture("controls", controls_alt(two), CONTROLS_CAPTION, (1650, 570)),
+                Table(
+                    f"The same numbers. Random controls are means over {SEEDS} seeds.",
+                    control_head(two),
+                    control_rows(two),
+                    code=False,
+                ),
+            ],
+        ),
+        Section(
+            "What was kept",
+            "Imprints are single moments: the keys and values of a few tokens, chosen by a scorer that was trained on other, "
+            "invented people. The larger a word, the more it surprised the model when it was said.",
+            [Markup(_told(two.people))],
+        ),
+        Section(
+            "Where their selves went",
+            "A self is one more key and value in every layer, pooled from what was said. Each conversation moves it, and so may sleep. "
+            f"In the end the two selves have a cosine of {two.self_cosine:+.2f}: 1 would be the same self, 0 nothing in common."
+            + _common(two.self_cosine),
+            [
+                Picture(
+                    "selves",
+                    f"Left: two paths that start at one point and end apart, {a}'s with circles and {b}'s with squares, three "
+                    "conversations and then sleep. Right: the length of each self by layer after every conversation and after sleep.",
+                    "Star: nobody yet. 1–3: after each conversation. Dotted: what sleep did.",
+                    (1650, 570),
+                )
+            ],
+        ),
+        Section(
+            "The spectrum of each trace",
+            "A trace bends the distance between queries and keys. Its eigenvalues say in how many directions and which way: above "
+            "zero it pushes apart, below zero it draws together.",
+            [
+                Picture(
+                    "spectra",
+                    f"Two maps of eigenvalues by layer on one scale, {a}'s and {b}'s; orange above zero, violet below.",
+                    f"After sleep, all key heads of a layer in one column; colours follow a root, so that small ones show. The cosine "
+                    f"of the two traces is {two.trace_cosine:+.2f}.{_common(two.trace_cosine)}",
+                    (1650, 600),
+                )
+            ],
+        ),
+        Section(
+            "How they slept",
+            "Sleep is a dozen gradient steps on the identity alone: it retells what was said with none of it in context, and comes "
+            "nearer to the model's own answers with all of it there, held to the model itself on neutral text. The "
+            f"questions below were held back from it; the best state is kept, the one before sleep included. {slept(two)}",
+            [Table("KL on the questions that were held back, in nats per token.", *_nights(two), code=False)],
+        ),
+        Section(
+            "What this page does not show",
+            "Two people are an illustration, not evidence. Their words and the prompts were chosen by looking at answers: four "
+            "wordings were tried, and the first had answers that were plainly worse. How identities do on many people who were not "
+            "chosen, with intervals, and where they fail is in docs/identity.md.",
+            [],
+        ),
+    ]
+
+
+CONTROLS_CAPTION = (
+    "Shuffled: the same numbers in the wrong places. Random: every head turned, so that all sizes and spectra stay. An arrow: the "
+    "value lies beyond the picture. A random state may do worse than none, so the other person's is the control to look at."
+)
+
+
+def _common(cosine: float) -> str:
+    """What a high cosine means, where it is high."""
+    return " The two are nearly alike: what tells these people apart is hardly here." if cosine > 0.8 else ""
+
+
+def control_head(two: Two) -> tuple[str, ...]:
+    return ("read with", *(f"{p.name}'s next conversation" for p in two.people), "against nobody")
+
+
+def control_rows(two: Two) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name, text in CONTROLS.items():
+        more = [p.losses[name] - p.losses["nobody"] for p in two.people]
+        change = "–" if name == "nobody" else " / ".join(f"{x:+.2f}" for x in more)
+        found.append((text, *(f"{p.losses[name]:.2f}" for p in two.people), change))
+    return found
+
+
+def verdict(two: Two) -> str:
+    """What the numbers say, whichever way they came out."""
+    said: list[str] = []
+    for p in two.people:
+        x = p.losses
+        rivals = {name: x[name] for name in ("nobody", "other", "shuffled", "random")}
+        best = min(rivals, key=lambda n: rivals[n])
+        gap = rivals[best] - x["own"]
+        if gap > 0:
+            said.append(f"{p.name}'s own identity does best, {gap:.2f} nats per token below the next: {CONTROLS[best]}.")
+        else:
+            said.append(
+                f"For {p.name} the control failed: “{CONTROLS[best]}” is {-gap:.2f} nats per token better than their own."
+            )
+    return " ".join(said)
+
+
+def remarks(two: Two) -> str:
+    """What a careful reader would ask next."""
+    found: list[str] = []
+    shared = [p.losses["nobody"] - p.losses["other"] for p in two.people]
+    if min(shared) > 0:
+        found.append(
+            f"The other person's identity helps as well, by {_both(shared)} nats, so not all of the gain is about the person."
+        )
+    gain, room = (sum(p.losses["nobody"] - p.losses[n] for p in two.people) for n in ("own", "context"))
+    if room > 0:
+        found.append(f"Own identities reach {gain / room:.0%} of what the whole history in context gives.")
+        if gain > room:
+            found.append("More than all of it means that the context is no upper bound here; why, this page does not test.")
+    return " ".join(found)
+
+
+def slept(two: Two) -> str:
+    """Whether the night was worth it, in words."""
+    found: list[str] = []
+    for p in two.people:
+        before, best = p.night[0][1], min(x for _, x in p.night)
+        done = (
+            f"went from {before:.2f} to {best:.2f}"
+            if best < before
+            else "did no better than before, so that night is forgotten"
+        )
+        found.append(f"{p.name} {done}.")
+    return " ".join(found)
+
+
+def _both(numbers: Sequence[float]) -> str:
+    return " and ".join(f"{x:.2f}" for x in numbers)
+
+
+def controls_alt(two: Two) -> str:
+    each = [f"{p.name}: " + ", ".join(f"{CONTROLS[n]} {x:.2f}" for n, x in p.losses.items()) for p in two.people]
+    return "Nats per token by what was read with. " + "; ".join(each) + "."
+
+
+def _asked(asked: Asked) -> str:
+    base, one, two, *context = asked.answers
+    cards = [
+        _card("The model alone", "", base),
+        *(_card(f"Living as {x.who}", c, x, o) for x, c, o in ((one, "one", two), (two, "two", one))),
+    ]
+    folded = "".join(f"<p><b>{safe(x.who)}:</b> {safe(x.text)}</p>" for x in context)
+    numbers = "".join(f"<p><b>{safe(x.who)}:</b> {_numbers(x)}</p>" for x in (one, two))
+    return (
+        f'<div class="ask"><h3>“{safe(asked.prompt)}”</h3><div class="side">{"".join(cards)}</div>'
+        f"<details><summary>The same question with the history in context</summary>{folded}</details>"
+        f"<details><summary>KL at each token, as numbers</summary>{numbers}</details></div>"
+    )
+
+
+def _card(title: str, name: str, answer: Answer, other: Answer | None = None) -> str:
+    note = ""
+    if other is not None and answer.apart and answer.from_base is not None:
+        mean = sum(answer.apart) / len(answer.apart)
+        note = (
+            f'<p class="soft">KL per token: {mean:.2f} from {safe(other.who)}, {answer.from_base:.2f} from the model alone</p>'
+        )
+    said = _strip(answer) + "…" * answer.cut if answer.apart else safe(answer.text)
+    return f'<div class="card {name}"><h3>{safe(title)}</h3><p class="said">{said}</p>{note}</div>'
+
+
+def _strip(answer: Answer) -> str:
+    """Pieces over bars; those of one word stay on one line."""
+    words: list[list[str]] = []
+    for piece, nats in zip(answer.pieces, answer.apart, strict=True):
+        text = piece.replace("\n", " ")
+        if not words or text[:1] == " ":
+            words.append([])
+        height = min(1.0, nats / HIGH)
+        words[-1].append(f'<span class="piece" style="--h:{height:.2f}" title="{nats:.2f} nats">{safe(text.strip())}</span>')
+    return " ".join(f'<span class="word">{"".join(w)}</span>' for w in words)
+
+
+def _numbers(answer: Answer) -> str:
+    return ", ".join(f"{safe(p.strip())} {x:.2f}" for p, x in zip(answer.pieces, answer.apart, strict=True) if p.strip())
+
+
+def _told(people: Sequence[Portrait]) -> str:
+    cards: list[str] = []
+    for p, name in zip(people, CLASSES, strict=True):
+        largest = max((w.shock for w in p.words), default=1.0) or 1.0
+        lines = "".join(
+            f'<li>{safe(told)}<p class="cloud">{"".join(_word(w, largest) for w in p.words if w.source == n) or "–"}</p></li>'
+            for n, told in enumerate(p.told)
+        )
+        cards.append(
+            f'<div class="card {name}"><h3>{safe(p.name)} said, and {len(p.words)} of {p.met} tokens were kept</h3><ol class="told">{lines}</ol></div>'
+        )
+    return f'<div class="side">{"".join(cards)}</div>'
+
+
+def _word(word: Word, largest: float) -> str:
+    size = 0.8 + 1.1 * max(0.0, word.shock) / largest
+    return f'<span style="font-size:{size:.2f}rem" title="{word.shock:.1f} nats">{safe(word.text.strip() or "·")}</span> '
+
+
+def _nights(two: Two) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    steps = [step for step, _ in two.people[0].night]
+    head = ("", *("before" if s == 0 else f"step {s}" for s in steps))
+    return head, [(p.name, *(f"{x:.2f}" for _, x in p.night)) for p in two.people]
+
+
+__all__ = ["TITLE", "control_head", "control_rows", "controls_alt", "lead", "sections", "verdict"]

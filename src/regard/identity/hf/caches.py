@@ -1,0 +1,128 @@
+"""A cache of transformers belongs to who filled it: the identity and the mechanisms that were in the model then.
+
+`update` of such a cache is ours, an object and not a function, so that a copied cache has one that writes into the copy. It
+lays the columns of a key next to it, refuses keys of any other reader, and keeps count of which row is whose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from ...errors import StateError
+
+if TYPE_CHECKING:
+    from .hooks import Frame
+
+MOVES: dict[str, Callable[[list[int], Any], list[int]]] = {
+    "reorder_cache": lambda rows, index: [rows[i] for i in _listed(index)],
+    "batch_select_indices": lambda rows, index: [rows[i] for i in _listed(index)],
+    "batch_repeat_interleave": lambda rows, times: [r for r in rows for _ in range(int(times))],
+}
+"""What transformers does to the rows of a cache."""
+
+
+def _listed(index: Any) -> Iterable[int]:
+    return index.tolist() if isinstance(index, Tensor) else index
+
+
+class Filler(NamedTuple):
+    """Who fills a cache."""
+
+    who: str | None = None
+    """The digest of what an identity does to the model."""
+    specs: str = ""
+    """What was injected, layer by layer."""
+
+
+NOBODY = Filler()
+
+
+class Carried:
+    """`update` of a cache that was filled with something in the model."""
+
+    def __init__(self, cache: Any, now: Callable[[], tuple[Filler, Frame | None]]) -> None:
+        self.cache, self.now = cache, now
+        self.fillers: dict[int, Filler] = {}
+        self.rows: list[int] | None = None
+        """Which of several identities each row is; None where there is one for all."""
+
+    def __call__(self, k: Tensor, v: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        filler, frame = self.now()
+        self.check(layer_idx, filler)
+        if frame is not None:
+            self._check_rows(frame.rows(k.shape[0]), layer_idx)
+            k = frame.widen(k)
+        kept = self.cache.layers[layer_idx].keys if layer_idx < len(self.cache.layers) else None
+        if kept is not None and kept.numel() and kept.shape[-1] != k.shape[-1]:
+            raise mixed(f"it keeps keys of width {kept.shape[-1]}, and here they are {k.shape[-1]} wide")
+        self.fillers[layer_idx] = filler
+        return type(self.cache).update(self.cache, k, v, layer_idx, *args, **kwargs)
+
+    def check(self, layer_idx: int, filler: Filler) -> None:
+        """Raise unless this layer is empty, or was filled by the same."""
+        if not filled(self.cache, layer_idx):
+            return
+        refuse(self.fillers.get(layer_idx, NOBODY), filler)
+
+    def _check_rows(self, rows: tuple[int, ...] | None, layer_idx: int) -> None:
+        now = None if rows is None else list(rows)
+        if not filled(self.cache, layer_idx):
+            self.rows = now
+        elif self.rows != now:
+            raise mixed(f"its rows are those of identities {self.rows}, and now they are {now}")
+
+
+class Moved:
+    """A method of a cache that moves its rows, and with them the count of whose they are."""
+
+    def __init__(self, carried: Carried, name: str) -> None:
+        self.carried, self.name = carried, name
+
+    def __call__(self, given: Any) -> Any:
+        out = getattr(type(self.carried.cache), self.name)(self.carried.cache, given)
+        if self.carried.rows is not None:
+            self.carried.rows = MOVES[self.name](self.carried.rows, given)
+        return out
+
+
+def guard(cache: Any, layer_idx: int, filler: Filler, now: Callable[[], tuple[Filler, Frame | None]]) -> None:
+    """See to it that a cache which a layer is given is read and filled by nobody else."""
+    if hasattr(cache, "self_attention_cache"):
+        for one in (cache.self_attention_cache, cache.cross_attention_cache):
+            guard(one, layer_idx, filler, now)
+        return
+    carried = vars(cache).get("update")
+    if isinstance(carried, Carried):
+        carried.check(layer_idx, filler)
+    elif filler != NOBODY:
+        if filled(cache, layer_idx):
+            refuse(NOBODY, filler)
+        cache.update = carried = Carried(cache, now)
+        for name in MOVES:
+            if hasattr(cache, name):
+                setattr(cache, name, Moved(carried, name))
+
+
+def filled(cache: Any, layer_idx: int) -> bool:
+    return bool(int(cache.get_seq_length(layer_idx)))
+
+
+def refuse(was: Filler, now: Filler) -> None:
+    if was == now:
+        return
+    if was.specs != now.specs:
+        then, here = (x or "the model's own attention" for x in (was.specs, now.specs))
+        raise StateError(f"this cache was filled under {then}, and here is {here}; begin with an empty cache")
+    if was.who is None:
+        raise StateError("this cache was filled before the identity came to live in the model; begin with an empty cache")
+    raise mixed("nobody lives in the model now" if now.who is None else "another lives in the model now")
+
+
+def mixed(why: str) -> StateError:
+    return StateError(f"this cache was filled while an identity lived in the model, and {why}; begin with an empty cache")
+
+
+__all__ = ["NOBODY", "Carried", "Filler", "guard"]

@@ -1,0 +1,200 @@
+"""Forwards that are under way: each ends as it began, whatever is put in or taken out meanwhile.
+
+A pre-hook on every model of transformers that we are in writes down what is put in when a forward begins, and its layers ask
+that. Hooks are removed, and configs given back, when no forward that may need them is running any more. A forward that began
+before our hooks were there has written nothing down, and goes on as if we were not.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from ...errors import StateError
+
+LOCK = threading.RLock()
+"""Of everything that is put in and taken out. A finaliser may want it while its thread has it."""
+
+
+@dataclass(eq=False)
+class Flight:
+    """One forward, or one call of `generate`, in one thread."""
+
+    thread: int
+    key: int
+    """The identity of the frame that has to end."""
+    frame: FrameType | None = None
+    """That frame, so that no other takes its identity; where it would keep somebody's tensors, a wrong guess only waits longer."""
+    put: Mapping[nn.Module, Any] = field(default_factory=lambda: dict[nn.Module, Any]())
+    """The spec of each layer, as it was when the forward began."""
+    everyone: Mapping[nn.Module, Any] = field(default_factory=lambda: dict[nn.Module, Any]())
+    """Who lives in each layer for every thread, likewise."""
+    name: str = ""
+    """All specs in one text, for the caches that are filled under them."""
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.flights: list[Flight] = []
+
+
+_LOCAL = _Local()
+_FLIGHTS: list[Flight] = []
+_PENDING: list[Callable[[], None]] = []
+_HOOKED: WeakKeyDictionary[nn.Module, dict[str, tuple[int, list[Any]]]] = WeakKeyDictionary()
+"""How often each kind of hooks of a module was asked for, and their handles."""
+
+
+def flight() -> Flight | None:
+    """The forward that this thread is in, if it began under our hooks."""
+    flights = _LOCAL.flights
+    return flights[-1] if flights else None
+
+
+Put = tuple[Mapping[nn.Module, Any], Mapping[nn.Module, Any], str]
+
+
+def begin(module: nn.Module, look: Callable[[nn.Module], Put]) -> None:
+    """A forward of a hooked model begins; inside another it is a part of that."""
+    expect_original(module)
+    flights = _LOCAL.flights
+    if flights:
+        # What was interrupted has told nobody that it ended.
+        running = set(_stack(sys._getframe()))  # pyright: ignore[reportPrivateUsage]
+        for old in [f for f in flights if f.frame not in running]:
+            flights.remove(old)
+            _FLIGHTS.remove(old)
+    if not flights:
+        frame = _call_of(sys._getframe())  # pyright: ignore[reportPrivateUsage]
+        new = Flight(threading.get_ident(), id(frame), frame, *look(module))
+        flights.append(new)
+        _FLIGHTS.append(new)
+
+
+def expect_original(module: nn.Module) -> None:
+    """Raise for a copy, which has our hooks without being known here."""
+    if module not in _HOOKED:
+        raise StateError(
+            f"this {type(module).__name__} is a copy of one that something was put into, and the copy does not have it: "
+            "unwrap(), or leave the block, before you copy; then inject into the copy as well"
+        )
+
+
+def end(module: nn.Module) -> bool:
+    """The forward of a hooked model ends; True if it was the outermost."""
+    flights = _LOCAL.flights
+    if not flights or flights[-1].frame is not _call_of(sys._getframe()):  # pyright: ignore[reportPrivateUsage]
+        return False
+    _FLIGHTS.remove(flights.pop())
+    if _PENDING:
+        sweep()
+    return True
+
+
+def note_mask() -> None:
+    """A mask of our kind was made here: until whoever asked for it is done, an implementation of another may not read it."""
+    if _LOCAL.flights:
+        return
+    asked = _outermost()
+    if asked is not None and not any(f.key == id(asked) for f in list(_FLIGHTS)):
+        _FLIGHTS.append(Flight(threading.get_ident(), id(asked)))
+
+
+def is_unhooked_forward() -> bool:
+    """True inside a forward that began before our hooks were there."""
+    return not _LOCAL.flights and _outermost() is not None
+
+
+def later(undo: Callable[[], None]) -> None:
+    """Do this when no forward is under way: now, as a rule."""
+    with LOCK:
+        _PENDING.append(undo)
+        sweep()
+
+
+def sweep() -> None:
+    """Undo what waits, unless a forward is under way."""
+    with LOCK:
+        stacks: dict[int, set[int]] = {}
+        current = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        for f in list(_FLIGHTS):
+            if f.thread not in stacks:
+                stacks[f.thread] = {id(frame) for frame in _stack(current.get(f.thread))}
+            if f.key not in stacks[f.thread]:
+                _FLIGHTS.remove(f)
+        if _FLIGHTS:
+            return
+        waiting, _PENDING[:] = list(_PENDING), []
+        for undo in waiting:
+            undo()
+
+
+def hook(kind: str, modules: Iterable[nn.Module], attach: Callable[[nn.Module], list[Any]]) -> Callable[[], None]:
+    """Hooks of a kind on these modules, once for all who ask; what is given back removes them when nobody needs them."""
+    modules = list(modules)
+    with LOCK:
+        for m in modules:
+            kinds = _HOOKED.setdefault(m, {})
+            count, handles = kinds[kind] if kind in kinds else (0, attach(m))
+            kinds[kind] = count + 1, handles
+
+    def undo() -> None:
+        for m in modules:
+            count, handles = _HOOKED[m][kind]
+            _HOOKED[m][kind] = count - 1, handles
+            if count > 1:
+                continue
+            del _HOOKED[m][kind]
+            if not _HOOKED[m]:
+                del _HOOKED[m]
+            for handle in handles:
+                handle.remove()
+
+    return lambda: later(undo)
+
+
+def hook_ids(module: nn.Module) -> list[int]:
+    return [handle.id for _, handles in _HOOKED.get(module, {}).values() for handle in handles]
+
+
+def _stack(frame: FrameType | None) -> Iterable[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _call_of(frame: FrameType) -> FrameType:
+    """The call of a module that runs these hooks."""
+    return next((f for f in _stack(frame) if f.f_code.co_name == "_call_impl"), frame)
+
+
+def _outermost() -> FrameType | None:
+    """The outermost forward or generation of transformers that this thread is in."""
+    found = None
+    for f in _stack(sys._getframe()):  # pyright: ignore[reportPrivateUsage]
+        if f.f_code.co_name in ("forward", "generate") and str(f.f_globals.get("__name__", "")).startswith("transformers"):
+            found = f
+    return found
+
+
+__all__ = [
+    "LOCK",
+    "Flight",
+    "begin",
+    "end",
+    "expect_original",
+    "flight",
+    "hook",
+    "hook_ids",
+    "is_unhooked_forward",
+    "later",
+    "note_mask",
+    "sweep",
+]

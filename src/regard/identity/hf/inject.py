@@ -1,0 +1,147 @@
+"""inject: any mechanism, or an identity, into a pretrained Hugging Face model, and out again.
+
+    with regard.inject(model, "cosine | entmax(1.5)", layers=[0, 3]):
+        model.generate(**inputs)
+    put = regard.inject(model, {0: "dot | topk(8)", 5: "euclidean"}); ...; put.unwrap()
+    put = regard.inject(model, mara)
+
+It goes through transformers' attention interface, mask included, and a model whose code never calls that interface is refused.
+After `unwrap()` the logits are what they were, bit for bit. What is injected holds for every thread; `living` holds for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import cast
+
+from torch import nn
+
+from ...attention.spec import Spec, parse
+from ...errors import CombinationError, ShapeError
+from ...position import NoPosition
+from ...selection.wrappers import unwrap
+from ..body import body_of
+from ..read.layer import layer_reads
+from ..state import Identity
+from .body import HubBody
+from .flight import LOCK
+from .hooks import follow, move_in_for_all
+from .install import put_in
+from .interface import SPECS
+from .probe import layers_of, probe
+
+What = str | Spec | Identity | Sequence[str | Spec | None] | Sequence[Identity | None] | Mapping[int, str | Spec]
+
+
+class Injected:
+    """Something that was put into a model; `unwrap()`, or the end of a `with` block, takes it out."""
+
+    def __init__(self, model: nn.Module, undo: Callable[[], None] | None) -> None:
+        self.model, self._undo = model, undo
+
+    def unwrap(self) -> nn.Module:
+        """The model as it was. A second call does nothing."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+        return self.model
+
+    def __enter__(self) -> nn.Module:
+        return self.model
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.unwrap()
+
+
+def inject(model: nn.Module, what: What, layers: Sequence[int] | None = None) -> Injected:
+    """Put a mechanism or an identity into the layers of a model of transformers.
+
+    `what` is a spec for all `layers`; a list with one for each of them; a mapping from layer to spec; an identity, or a list
+    of identities with one for each row of a batch. Specs act on the heads as the model gives them, positions and all.
+    """
+    if isinstance(what, Identity) or (isinstance(what, Sequence) and any(isinstance(x, Identity) for x in what)):
+        return _inject_identity(model, cast(Identity | Sequence[Identity | None], what), layers)
+    whole = layers is None and not isinstance(what, Mapping)
+    found = layers_of(model, probe(model)[0], whole=whole)
+    specs = _by_layer(what, layers, found)
+    for spec in specs.values():
+        _refuse(spec)
+    with LOCK:
+        take_out = put_in(model, found.values(), follow)
+        for i, spec in specs.items():
+            SPECS.setdefault(found[i], []).append(spec)
+
+    def undo() -> None:
+        with LOCK:
+            for i, spec in specs.items():
+                here = SPECS[found[i]]
+                del here[max(n for n, x in enumerate(here) if x is spec)]
+            take_out()
+
+    put = Injected(model, undo)
+    try:
+        # What a layer asks for and a mechanism cannot give is said now, and not in the middle of somebody's text.
+        probe(model)
+    except BaseException:
+        put.unwrap()
+        raise
+    return put
+
+
+def _inject_identity(model: nn.Module, who: Identity | Sequence[Identity | None], layers: Sequence[int] | None) -> Injected:
+    body = body_of(model)
+    if not isinstance(body, HubBody):
+        raise CombinationError("inject is for models of transformers; for a model of regard use `with living(model, identity)`")
+    rows = [who] if isinstance(who, Identity) else list(who)
+    for row in rows:
+        if row is not None:
+            row.base.refuse(body.base)
+    chosen = _known(range(body.base.depth) if layers is None else layers, range(body.base.depth))
+    reads = [r if i in chosen else None for i, r in enumerate(layer_reads(rows, body.scales, device=body.device))]
+    return Injected(model, move_in_for_all(body, reads) if any(reads) else None)
+
+
+def _by_layer(what: object, layers: Sequence[int] | None, found: Mapping[int, nn.Module]) -> dict[int, Spec]:
+    if isinstance(what, Mapping):
+        if layers is not None:
+            raise ShapeError("a mapping from layer to spec says already which layers are meant; leave layers= out")
+        return {i: parse(cast(str, what[i])) for i in _known(what, found)}
+    chosen = _known(found if layers is None else layers, found)
+    if isinstance(what, str | Spec):
+        return dict.fromkeys(chosen, parse(what))
+    if not isinstance(what, Sequence):
+        raise ShapeError(
+            f"a {type(what).__name__} is nothing to inject: give a spec, a list or mapping of specs, or an identity"
+        )
+    if len(what) != len(chosen):
+        raise ShapeError(f"{len(what)} specs for {len(chosen)} layers {list(chosen)}; give one for each")
+    return {i: parse(cast(str, s)) for i, s in zip(chosen, what, strict=True) if s is not None}
+
+
+def _known(asked: object, found: object) -> list[int]:
+    there = sorted(cast(Sequence[int], found))
+    wanted = list(cast(Sequence[int], asked))
+    unknown = [i for i in wanted if i not in there]
+    if unknown or len(set(wanted)) != len(wanted) or not wanted:
+        raise ShapeError(f"layers={wanted}: this model's attention is reached in layers {there}; name each once")
+    return wanted
+
+
+def _refuse(spec: Spec) -> None:
+    """Raise for what cannot stand in a layer that is not ours."""
+    selection, _, points = unwrap(spec.selection)
+    why = None
+    if not isinstance(spec.position, NoPosition):
+        why = f"the model has turned or moved its heads already, so {spec.position.name} would count positions twice; leave it out"
+    elif points:
+        why = "a pointer gives the choice itself, and the layer's output projection needs values"
+    elif selection.name == "energy":
+        why = "energy moves the tokens themselves and has no way back through this layer's output projection"
+    elif selection.carries:
+        why = f"{selection.name} must know what earlier rows left behind, and a cache of transformers does not carry it"
+    if why is not None:
+        raise CombinationError(f"{spec}: {why}")
+
+
+__all__ = ["HubBody", "Injected", "inject"]

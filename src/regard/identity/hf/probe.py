@@ -1,0 +1,161 @@
+"""What can be found out about a Hugging Face model: which layers call the attention interface, and where their heads come from.
+
+Found by running it, as names promise nothing: some models take any key and never call its function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import CombinationError, RegardError
+from .install import put_in
+from .interface import HEARD, HERE, Call
+
+
+def expect_hub(model: nn.Module) -> None:
+    try:
+        from transformers import PreTrainedModel
+    except ImportError as error:
+        raise CombinationError(
+            "models other than our own are reached through transformers: pip install transformers"
+        ) from error
+    if not isinstance(model, PreTrainedModel):
+        raise CombinationError(
+            f"a {type(model).__name__} is no model of transformers, so there is no interface to its attention"
+        )
+
+
+def probe(model: nn.Module) -> tuple[list[Call], Any]:
+    """Two tokens through the model under our key: the calls that came, in their order, and what the model gave back.
+
+    Whoever lives in the model is not asked: there may be one for each row of another batch.
+    """
+    expect_hub(model)
+    config = cast(Any, model).config
+    device = next(model.parameters()).device
+    tokens = torch.tensor([[1, 2]], device=device).clamp_max(max(int(config.get_text_config().vocab_size) - 1, 0))
+    given: dict[str, Any] = {"input_ids": tokens}
+    if config.is_encoder_decoder:
+        given["decoder_input_ids"] = tokens
+    elif getattr(config, "use_cache", None) is not None:
+        given["use_cache"] = False
+    training, calls = model.training, list[Call]()
+    model.eval()
+    take_out = put_in(model)
+    token = HEARD.set(calls)
+    try:
+        with torch.no_grad(), HERE.held(dict.fromkeys(model.modules())):
+            out = model(**given)
+    except RegardError:
+        raise
+    except Exception as error:
+        raise CombinationError(
+            f"a {type(model).__name__} does not run on two tokens under another attention: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        HEARD.reset(token)
+        take_out()
+        model.train(training)
+    return calls, out
+
+
+def layers_of(model: nn.Module, calls: list[Call], *, whole: bool) -> dict[int, nn.Module]:
+    """The layers that called, by their number; encoder, decoder and cross-attention in the order of their calls.
+
+    `whole` refuses a model some of whose layers never called.
+    """
+    config, kind = cast(Any, model).config, type(model).__name__
+    modules = list(dict.fromkeys(c.module for c in calls))
+    if not modules:
+        raise CombinationError(
+            f"a {kind} never calls the attention interface of transformers, so whatever is put in would be ignored; "
+            "LLaMA, Mistral, Qwen, Gemma, GPT-2 and some three hundred others do call it"
+        )
+    own = [getattr(m, "layer_idx", None) for m in modules]
+    by_name = not config.is_encoder_decoder and all(isinstance(i, int) for i in own) and len(set(own)) == len(own)
+    found = dict(zip(cast(list[int], own) if by_name else range(len(modules)), modules, strict=True))
+    if len(calls) < _depth(config) and (whole or not by_name):
+        named = f"; name these with layers= to reach a part of it: {sorted(found)}" if by_name else ""
+        raise CombinationError(
+            f"of {_depth(config)} layers of this {kind}, {len(calls)} call the attention interface of transformers{named}"
+        )
+    return found
+
+
+def _depth(config: Any) -> int:
+    if config.is_encoder_decoder:
+        ends = [("encoder_layers", "num_layers"), ("decoder_layers", "num_decoder_layers")]
+        encoder, decoder = (next((int(getattr(config, n)) for n in names if hasattr(config, n)), 0) for names in ends)
+        return encoder + 2 * decoder
+    return int(getattr(config.get_text_config(), "num_hidden_layers", 0))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How heads lie in what a layer projects."""
+
+    width: int
+    heads: int
+    key_heads: int
+    sideways: frozenset[tuple[nn.Module, str]] = frozenset()
+    """Layers and names whose norm works on (B, heads, N, D) rather than on (B, N, heads, D)."""
+
+    @classmethod
+    def of(cls, config: Any) -> Layout:
+        if not hasattr(config, "num_attention_heads"):
+            raise CombinationError(
+                f"a {config.model_type} has no attention heads (a state-space or recurrent model, perhaps): an identity is read by "
+                "attention, and nothing else in a model would read it"
+            )
+        heads = int(config.num_attention_heads)
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(int(width), heads, int(getattr(config, "num_key_value_heads", None) or heads))
+
+    def parts(self, name: str, x: Tensor, dim: int = -1) -> dict[str, Tensor]:
+        """q, k and v of a projection that gives all three."""
+        if len(name) == 1:
+            return {name: x}
+        sizes = [n * self.width for n in (self.heads, self.key_heads, self.key_heads)]
+        return dict(zip(name, x.split(sizes, dim), strict=True))
+
+
+def projections(module: nn.Module) -> dict[str, nn.Module] | None:
+    """What gives q, k and v before RoPE; one module for all three, or none that we know."""
+    parts = dict(module.named_children())
+    if all(f"{name}_proj" in parts for name in "qkv"):
+        normed = {n: next((parts[p] for p in (f"{n}_norm", f"{n}_layernorm") if p in parts), None) for n in "qkv"}
+        return {n: normed[n] or parts[f"{n}_proj"] for n in "qkv"}
+    whole = next((parts[name] for name in ("qkv_proj", "c_attn") if name in parts), None)
+    return None if whole is None else {"qkv": whole}
+
+
+def catches(module: nn.Module, layout: Layout, into: Callable[[nn.Module, str, Tensor], None]) -> list[Any]:
+    """Hooks that hand over what a layer projects, as (B, heads, N, D); to be removed by the caller."""
+
+    def hook(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def caught(_: nn.Module, given: Any, out: Tensor) -> None:
+            for n, x in layout.parts(name, out).items():
+                x = x if x.ndim == 4 else x.unflatten(-1, (-1, layout.width))
+                into(module, n, x if (module, n) in layout.sideways else x.transpose(1, 2))
+
+        return caught
+
+    return [part.register_forward_hook(hook(name)) for name, part in (projections(module) or {}).items()]
+
+
+def value_weight(layer: nn.Module, layout: Layout) -> Tensor:
+    """W_V as (G·D, M), as our own models hold it; GPT-2 keeps its weights lying on their side."""
+    whole = cast(Mapping[str, nn.Module], projections(layer)).get("qkv")
+    if whole is None:
+        return cast(Any, layer).v_proj.weight
+    weight = cast(Tensor, whole.weight)
+    upright = weight if isinstance(whole, nn.Linear) else weight.mT
+    return layout.parts("qkv", upright, 0)["v"].contiguous()
+
+
+__all__ = ["Layout", "catches", "expect_hub", "layers_of", "probe", "projections", "value_weight"]

@@ -1,0 +1,101 @@
+"""imprint: the fast write. One experience into an identity, in one pass and without a gradient; the old one stays as it was.
+
+    identity = imprint(identity, observe(model, chat, tokenizer, source="monday"), Rule())
+
+Imprints keep what is worth keeping, the trace and the self are moved; affect says how deeply. Gains per layer and head were learned
+once on people who were made up (`learn.py`) and come with the package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from ...errors import SpecError, StateError
+from ...study.fast_write import shipped_for
+from ..experience import Experience
+from ..shock import Norm, checked_affect
+from ..state import Identity, Life
+from .keepers import KEEPERS, evict, kept, worth_of
+from .self_state import SelfRule, moved, pooled
+from .trace import TraceRule, compressed, dense, written
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How an experience is written. None for a part leaves it as it is."""
+
+    keep: str | None = "learned"
+    """A keeper of imprints, by name."""
+    budget: int = 64
+    """Slots that an identity has at most."""
+    share: float = 0.5
+    """Slots for each token that it has met: a short life has few."""
+    merge: bool = False
+    trace: TraceRule | None = None
+    self: SelfRule | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and self.keep not in KEEPERS:
+            raise SpecError(f"keep={self.keep!r} is not one of {', '.join(KEEPERS)}, or None to keep nothing")
+        if self.budget < 0 or not 0 <= self.share <= 1:
+            raise SpecError(f"{self}: budget is at least 0 and share lies in 0..1")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> Rule:
+        found = dict(given)
+        for name, kind in (("trace", TraceRule), ("self", SelfRule)):
+            if isinstance(found.get(name), dict):
+                found[name] = kind(**found[name])
+        return cls(**found)
+
+
+def imprint(identity: Identity, experience: Experience, rule: Rule | None = None) -> Identity:
+    """The identity after an experience."""
+    rule, e = rule or Rule(), experience
+    _expect(identity, Identity, "an identity comes first")
+    _expect(e, Experience, "then what it went through, observe(model, text, tokenizer)")
+    _expect(rule, Rule, "then how it is written, Rule(…), or nothing for the usual way")
+    identity.base.refuse(e.base)
+    checked_affect(e.affect)
+    if not isinstance(e.source, str) or not e.source:
+        raise StateError(f"source={e.source!r}: an experience has a name, so that it can be forgotten by it")
+    life = identity.life
+    said = e.shock[e.content].float().cpu()
+    norm = Norm(life.shock_mean, life.shock_spread, life.tokens).after(said)
+    found = identity
+    sources = identity.sources if e.source in identity.sources else (*identity.sources, e.source)
+    if rule.keep is not None and e.affect != 0:
+        room = min(rule.budget, round(rule.share * norm.count))
+        learned = shipped_for(e.base)
+        worth = worth_of(e, rule.keep, rule.seed)
+        new = kept(e, worth, room, born=life.tokens, source=sources.index(e.source), merge=rule.merge, learned=learned)
+        found = replace(found, sources=sources, imprints=evict(found.imprints.joined(new), room))
+    if rule.trace is not None:
+        learned = shipped_for(e.base)
+        size = (e.base.depth, e.base.key_heads, e.base.head_width, e.base.head_width)
+        old = torch.zeros(size) if found.trace is None else dense(found.trace)
+        T = written(old, e, rule.trace, learned.means if learned else None, learned.trace_gain if learned else None)
+        found = replace(found, trace=compressed(T, rule.trace))
+    if rule.self is not None:
+        learned = shipped_for(e.base)
+        z = pooled(e, rule.self.form, mean_k=learned.means[1] if learned else None)
+        gain = learned.self_gain(rule.self.form) if learned else 1.0
+        found = replace(found, self=moved(found.self, gain * z, rule.self, affect=e.affect))
+    norm_s = 0.0 if found.self is None else float(found.self.s.norm())
+    after = Life(life.experiences + 1, norm.count, life.sleeps, norm.mean, norm.spread, (*life.self_norms, norm_s))
+    return replace(found, sources=sources, life=after, parent=identity.parent)
+
+
+def _expect(given: object, kind: type, what: str) -> None:
+    if not isinstance(given, kind):
+        raise StateError(f"imprint(identity, experience, rule): {what}, and this is a {type(given).__name__}")
+
+
+__all__ = ["Rule", "imprint"]

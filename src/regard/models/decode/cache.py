@@ -1,0 +1,103 @@
+"""A cache whose room is taken once: each step writes its keys and values into place and copies nothing that was there.
+
+It speaks `regard.nn.Cache`'s protocol, state in, state out: `grown` gives a longer view over the same room, and the shorter
+one still reads what it read. Two ways on from one cache are told apart: the second gets a room of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from threading import Lock
+
+from torch import Tensor
+
+from ...errors import ShapeError
+from ...nn import Cache
+
+FIRST_ROOM = 64
+
+
+@dataclass(frozen=True)
+class StaticCache(Cache):
+    """`k` and `v` are the room, (B, G, capacity, width); the first `length` places are taken."""
+
+    length: int = 0
+    capacity: int = FIRST_ROOM
+    taken: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
+    """How far the room is written, shared by all views over it."""
+
+    def __len__(self) -> int:
+        return self.length - self.lead
+
+    def keys(self) -> Tensor:
+        assert self.k is not None
+        return self.k.narrow(2, 0, self.length)
+
+    def values(self) -> Tensor:
+        assert self.v is not None
+        return self.v.narrow(2, 0, self.length)
+
+    def grown(self, k: Tensor, v: Tensor) -> StaticCache:
+        start, stop = self.length, self.length + k.shape[2]
+        for old, new in ((self.k, k), (self.v, v)):
+            if old is not None:
+                _check(old, new, k.shape[2])
+        room = self
+        if self.k is None or self.v is None or stop > self.capacity or not self._claimed(start, stop):
+            room = self._moved(k, v, stop)
+        assert room.k is not None
+        assert room.v is not None
+        room.k.narrow(2, start, stop - start).copy_(k)
+        room.v.narrow(2, start, stop - start).copy_(v)
+        # `replace`, in a quarter of its time: every layer of every token comes by.
+        grown = object.__new__(type(self))
+        grown.__dict__.update(self.__dict__, k=room.k, v=room.v, length=stop, capacity=room.capacity, taken=room.taken)
+        return grown
+
+    def _claimed(self, start: int, stop: int) -> bool:
+        """True for the first who goes on from here; of two threads, one."""
+        with _CLAIMING:
+            if self.taken[0] != start:
+                return False
+            self.taken[0] = stop
+            return True
+
+    def _moved(self, k: Tensor, v: Tensor, needed: int) -> StaticCache:
+        """A new room, at least twice as large where the old one was too small."""
+        capacity = self.capacity if needed <= self.capacity else max(needed, 2 * self.capacity)
+        rooms: list[Tensor] = []
+        for old, new in ((self.k, k), (self.v, v)):
+            room = new.new_empty(*new.shape[:2], capacity, new.shape[3])
+            if old is not None:
+                room[:, :, : self.length] = old[:, :, : self.length]
+            rooms.append(room)
+        return replace(self, k=rooms[0], v=rooms[1], capacity=capacity, taken=[needed])
+
+    def rows(self, index: Tensor) -> StaticCache:
+        """The cache of some rows of the batch, in a room of their own."""
+        if self.k is None or self.v is None:
+            return self
+        carry = None if self.carry is None else self.carry.index_select(0, index)
+        k, v = (x.index_select(0, index) for x in (self.k, self.v))
+        owner = None if self.owner is None else self.owner.pick(index)
+        return replace(self, k=k, v=v, carry=carry, owner=owner, taken=[self.length])
+
+
+_CLAIMING = Lock()
+
+
+def _check(room: Tensor, new: Tensor, places: int) -> None:
+    """Refuse what copy_ would spread: one row, head or column over all of them."""
+    (B, G, _, D), (b, g, n, d) = room.shape, new.shape
+    if (b, g, n, d) != (B, G, places, D):
+        raise ShapeError(
+            f"the cache is to grow by {(b, g, n, d)}; it holds (B={B}, G={G}, width {D}), and takes {(B, G, places, D)}"
+        )
+
+
+def static_caches(depth: int, capacity: int = FIRST_ROOM) -> tuple[StaticCache, ...]:
+    """One empty cache per layer, with room for `capacity` tokens before it has to move."""
+    return tuple(StaticCache(capacity=max(1, capacity)) for _ in range(depth))
+
+
+__all__ = ["StaticCache", "static_caches"]

@@ -1,0 +1,119 @@
+"""The file that `products.c` is compiled to: built where a compiler is found, kept for the next start, and checked before loading.
+
+It lies in `home()/native`, a folder of its owner's alone, as `products-KEY-HASH.so`: KEY names what it was built from, HASH is
+the SHA-256 of its own bytes. A file that is cut short, changed, linked or somebody else's is never loaded, and is built again:
+the loader maps a file without looking, and a page that is missing kills the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from ... import files
+from ...errors import CheckpointError
+
+SOURCE = Path(__file__).with_name("products.c")
+FLAGS = ("-O3", "-mavx2", "-mfma", "-fno-math-errno", "-fPIC")
+PATIENCE = 60.0
+"""Seconds that a compiler may take for each of its two calls."""
+LARGEST = 1 << 24
+
+
+def compiled() -> Path:
+    """The checked file, built if there is none; OSError says why it cannot be had."""
+    openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    if not openmp:
+        raise OSError("this torch was built with another OpenMP than GNU's")
+    text = SOURCE.read_bytes()
+    key = hashlib.sha256(b"\0".join([text, *map(str.encode, FLAGS), str(openmp[0]).encode()])).hexdigest()[:16]
+    folder = _folder()
+    for file in sorted(folder.glob(f"products-{key}-*.so")):
+        if is_sound(file):
+            return file
+    return _built(folder, key, openmp[0])
+
+
+def is_sound(file: Path) -> bool:
+    """True for a plain file of ours, or root's, that nobody else may write and whose bytes have the hash in its name."""
+    try:
+        _check_owner(file)
+        data = files.read_plain(file, LARGEST)
+    except (OSError, CheckpointError):
+        return False
+    return file.stem.endswith(f"-{hashlib.sha256(data).hexdigest()}")
+
+
+def _folder() -> Path:
+    folder = files.home() / "native"
+    if folder.is_symlink():
+        raise OSError(f"{folder} is a link; code is loaded from a folder of its own only")
+    files.private_folder(folder)
+    _check_owner(folder)
+    return folder
+
+
+def _check_owner(path: Path) -> None:
+    found = path.lstat()
+    if found.st_uid not in (os.getuid(), 0):
+        raise OSError(f"{path} belongs to user {found.st_uid}; code is loaded from files of one's own, or root's, only")
+    if not stat.S_ISLNK(found.st_mode) and found.st_mode & 0o022:
+        raise OSError(f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}); code is not loaded from there")
+
+
+def _built(folder: Path, key: str, openmp: Path) -> Path:
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    if not compiler or shutil.which(compiler[0]) is None:
+        raise OSError(f"there is no compiler: {' '.join(compiler) or 'CC'} is no command here")
+    files.sweep(folder)
+    with tempfile.TemporaryDirectory(prefix=files.DRAFT, dir=folder) as scratch:
+        part = Path(scratch) / "products"
+        # -fopenmp is for compiling only: at linking it would bring the compiler's own OpenMP in, whose threads would
+        # wait for the cores that torch's hold.
+        _run([*compiler, *FLAGS, "-fopenmp", "-c", str(SOURCE), "-o", f"{part}.o"], Path(scratch))
+        _run([*compiler, "-shared", f"{part}.o", str(openmp), "-lm", "-o", f"{part}.so"], Path(scratch))
+        data = Path(f"{part}.so").read_bytes()
+    # The hash is in the name, so one rename puts both in place: two processes that build at once cannot mix theirs.
+    target = folder / f"products-{key}-{hashlib.sha256(data).hexdigest()}.so"
+    if target.is_dir() and not target.is_symlink():
+        raise OSError(f"{target} is a folder; remove it")
+    files.write_bytes(target, data, private=True)
+    if not is_sound(target):
+        raise OSError(f"{target} is not what was written to it")
+    for file in folder.glob(f"products-{key}-*.so"):
+        # What was not fit to load is not kept; whoever has it loaded goes on with what they have.
+        if file != target and not is_sound(file) and (file.is_symlink() or file.is_file()):
+            file.unlink(missing_ok=True)
+    return target
+
+
+def _run(command: list[str], scratch: Path) -> None:
+    """A compiler's call in a session of its own: when it hangs, all that it started ends with it."""
+    said = scratch / "said"
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=scratch, start_new_session=True
+        )
+        try:
+            code = process.wait(PATIENCE)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise OSError(f"{command[0]} took longer than {PATIENCE:g} s and was ended") from error
+    if code:
+        words = said.read_bytes()[-400:].decode(errors="replace").strip()
+        raise OSError(f"{command[0]} failed with {code}: {words or 'it said nothing'}")
+
+
+__all__ = ["compiled", "is_sound"]

@@ -1,0 +1,332 @@
+"""Text from a model: prefill in chunks, then one token after another over a static cache.
+
+    out = generate(model, tokens, Sampling(max_tokens=64, temperature=0.7, top_p=0.9, seed=1))
+    out = generate(model, ["Once", "The sea is"], Sampling(stop=("\n",)), tokenizer=tokenizer, on_token=print)
+    out = generate(model, tokens, identity=mara)
+    for token in stream(model, "Once", tokenizer=tokenizer, identity=mara): print(token.text, end="")
+
+Whoever speaks is settled when a call begins, by `identity=` or by the `living` block around it, and speaks to its end, whatever
+is entered or left meanwhile and whichever thread takes the next token.
+
+Rows of different lengths are padded on the left where the mechanism does not ask where a token stands; where it does, rows
+of one length run together. Ctrl-C gives back what there is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from ...attention.allow import Allow, Padding
+from ...errors import CombinationError, NumericsError, RegardWarning, ShapeError, SpecError
+from ...nn import Attention, Bend, bends_in, bends_of_rows, bound
+from ...position import NoPosition
+from ..base import Model, States
+from ..bert import Bert
+from ..gpt2 import GPT2
+from ..t5 import T5
+from .cache import static_caches
+from .prepare import Decoder, Weights, prepare
+from .sampling import Drawer, Sampling
+from .stream import Ending, Speaks, Stream, Token
+
+if TYPE_CHECKING:
+    from ...identity.living import Who
+
+PREFILL = 512
+"""Tokens of the prompt that go through the model at a time: as fast as all at once, and bounded in memory."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One entry per row."""
+
+    tokens: list[list[int]]
+    finish: list[Ending]
+    text: list[str] | None = None
+    """Only with a tokenizer."""
+    logprobs: list[list[float]] | None = None
+    """Of each chosen token under the model itself, before temperature and cuts."""
+    top: list[list[list[tuple[int, float]]]] | None = field(default=None, repr=False)
+    """The most likely tokens at each place and their log-probabilities, when `Sampling.logprobs` is above 0."""
+
+
+Prompt = Tensor | str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+Bends = Mapping[nn.Module, Bend]
+
+
+def generate(
+    model: Model,
+    prompt: Prompt,
+    sampling: Sampling | None = None,
+    *,
+    identity: Who | Literal["here"] = "here",
+    tokenizer: Speaks | None = None,
+    on_token: Callable[[Token], object] | None = None,
+    weights: Weights = "float32",
+    states: States = None,
+    prefill: int = PREFILL,
+) -> Generated:
+    """Continue one prompt or several: token ids, or texts where a tokenizer is given.
+
+    `identity` says who speaks: one for all rows, a list with one for each, None for the model itself; without it, whoever lives
+    here. `on_token` sees every token as it falls. A batch is one call: rows that end early wait for the others.
+    """
+    call = _Call(model, prompt, sampling or Sampling(), tokenizer, on_token, identity)
+    decoder = prepare(model, weights)
+    try:
+        with _resting(model):
+            for _ in call.run(decoder, states, _checked_prefill(prefill)):
+                pass
+    except KeyboardInterrupt:
+        for row in call.streams:
+            row.interrupt()
+    return call.generated()
+
+
+def stream(
+    model: Model,
+    prompt: Prompt,
+    sampling: Sampling | None = None,
+    *,
+    identity: Who | Literal["here"] = "here",
+    tokenizer: Speaks | None = None,
+    weights: Weights = "float32",
+    states: States = None,
+    prefill: int = PREFILL,
+) -> Iterator[Token]:
+    """`generate` as an iterator over its tokens, row by row as they fall.
+
+    Everything is checked, and settled who speaks, before this returns: the tokens may then be taken inside any block, by any
+    thread or task, one at a time, between those of other streams.
+    """
+    fallen: deque[Token] = deque()
+    call = _Call(model, prompt, sampling or Sampling(), tokenizer, fallen.append, identity)
+    return _streamed(model, call.run(prepare(model, weights), states, _checked_prefill(prefill)), fallen)
+
+
+def _streamed(model: Model, steps: Generator[None], fallen: deque[Token]) -> Generator[Token]:
+    more = True
+    while more:
+        with _resting(model):
+            more = next(steps, _END) is not _END
+        while fallen:
+            yield fallen.popleft()
+
+
+_END = object()
+
+
+class _Call:
+    """A call of `generate`, checked, with whoever speaks in it."""
+
+    def __init__(
+        self,
+        model: Model,
+        prompt: Prompt,
+        sampling: Sampling,
+        tokenizer: Speaks | None,
+        on_token: Callable[[Token], object] | None,
+        identity: Who | Literal["here"],
+    ) -> None:
+        _expect_decoder(model)
+        if sampling.stop and tokenizer is None:
+            raise SpecError(
+                f"stop={sampling.stop} is text, and without a tokenizer there is none: pass tokenizer=, or stop_ids="
+            )
+        self.model, self.sampling, self.tokenizer = model, sampling, tokenizer
+        self.prompts = _rows(prompt, tokenizer, model)
+        _expect_room(model, max(len(p) for p in self.prompts), sampling.max_tokens)
+        self.bends: Bends = bends_in(model) if isinstance(identity, str) and identity == "here" else _bends(model, identity)
+        self.streams = [Stream(i, p, sampling, tokenizer, on_token) for i, p in enumerate(self.prompts)]
+
+    def run(self, decoder: Decoder, states: States, prefill: int) -> Generator[None]:
+        for group in _groups(self.model, self.prompts, self.bends):
+            bends = bends_of_rows(self.bends, group, len(self.prompts))
+            yield from _run(decoder, [self.streams[i] for i in group], self.sampling, states, prefill, bends)
+
+    def generated(self) -> Generated:
+        streams, s = self.streams, self.sampling
+        return Generated(
+            [x.tokens for x in streams],
+            [cast(Ending, x.ending) for x in streams],
+            None if self.tokenizer is None else [x.text() for x in streams],
+            None if s.logprobs is None else [x.logprobs for x in streams],
+            None if not s.logprobs else [x.top for x in streams],
+        )
+
+
+def _bends(model: Model, identity: Who) -> Bends:
+    from ...identity.body import OwnBody
+    from ...identity.living import read_by
+
+    body, reads = read_by(model, identity)
+    return {m: r for m, r in zip(cast(OwnBody, body).layers, reads, strict=True) if r is not None}
+
+
+def _expect_decoder(model: object) -> None:
+    """Raise for what does not write one token after another, by its name and with what to call instead."""
+    if isinstance(model, T5):
+        raise CombinationError("a T5 reads one text and writes another: model.respond(source) writes its answer")
+    if isinstance(model, Bert):
+        raise CombinationError("a Bert reads a text from both sides and continues none; model(tokens) gives its guesses")
+    if not isinstance(model, Model):
+        more = "; a model of transformers has its own model.generate(...)" if hasattr(model, "generate") else ""
+        raise CombinationError(f"a {type(model).__name__} is no model of regard, so there is nothing to decode{more}")
+
+
+def _expect_room(model: Model, longest: int, more: int) -> None:
+    """A word before minutes of work where a text outgrows the context."""
+    context = getattr(model.config, "context", None)
+    # The last token that is written does not go through the model again.
+    if context is None or longest + more - 1 <= context:
+        return
+    if isinstance(model, GPT2):
+        room = context - longest + 1
+        said = f"{longest:,} tokens and {more:,} more are past this model's context of {context:,} tokens"
+        raise ShapeError(f"{said}: {f'write at most {room:,}, max_tokens={room}' if room > 0 else 'shorten the prompt'}")
+    if longest > context:
+        said = f"{longest:,} tokens are past this model's context of {context:,}"
+        warnings.warn(
+            f"{said}: it was not trained on texts as long, and will hardly make sense of it", RegardWarning, stacklevel=4
+        )
+
+
+def _checked_prefill(prefill: int) -> int:
+    if prefill < 1:
+        raise SpecError(f"prefill={prefill}: at least one token goes through the model at a time")
+    return prefill
+
+
+@contextmanager
+def _resting(model: nn.Module) -> Generator[None]:
+    """Inside, the model does not train: no dropout."""
+    was_training = model.training
+    if was_training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if was_training:
+            model.train()
+
+
+@torch.no_grad()
+def _run(decoder: Decoder, streams: list[Stream], s: Sampling, states: States, prefill: int, bends: Bends) -> Generator[None]:
+    """Stops after every token; who speaks is bound to each step, and to nothing between them."""
+    prompts = [x.prompt for x in streams]
+    lengths = [len(p) for p in prompts]
+    longest = max(lengths)
+    device = next(decoder.model.parameters()).device
+    tokens = torch.tensor([[0] * (longest - n) + p for n, p in zip(lengths, prompts, strict=True)], device=device)
+    pads = torch.tensor([longest - n for n in lengths], device=device)
+    padded = longest > min(lengths)
+    caches = static_caches(decoder.depth, longest + s.max_tokens)
+    draw = Drawer(s, prompts, decoder.model.config.vocabulary, [x.row for x in streams])
+    start, chunk, left = 0, tokens[:, :prefill], s.max_tokens
+    while True:
+        stop = start + chunk.shape[1]
+        allow: Allow | None = None
+        positions: Tensor | None = None
+        if padded:
+            allow = Padding((stop - pads).clamp_min(0), side="left")
+            if isinstance(decoder.model, GPT2):
+                positions = (torch.arange(start, stop, device=device) - pads.unsqueeze(-1)).clamp_min(0)
+        with bound(bends):
+            logits, caches = decoder(chunk, caches, allow=allow, states=states, positions=positions)
+        start = stop
+        if start < longest:
+            chunk = tokens[:, start : start + prefill]
+            continue
+        if not bool(torch.isfinite(logits.sum())):
+            raise NumericsError("the logits are not finite: the weights or the state hold NaN or infinity")
+        chosen = draw(logits)
+        left -= 1
+        for i, stream in enumerate(streams):
+            stream.push(int(chosen[i]), logits[i], last=left == 0)
+        yield
+        if left == 0 or all(x.ending for x in streams):
+            return
+        chunk = chosen.to(device).unsqueeze(-1)
+
+
+def perplexity(model: Model, tokens: Sequence[int], *, weights: Weights = "float32", states: States = None) -> float:
+    """exp of the mean surprise per token of a text, from its second token on."""
+    if len(tokens) < 2:
+        raise ShapeError(f"{len(tokens)} tokens: perplexity needs at least two, the first has nothing before it")
+    logits = logits_of(model, tokens, weights=weights, states=states)
+    device = logits.device
+    return float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(list(tokens[1:]), device=device)).exp())
+
+
+@torch.no_grad()
+def logits_of(model: Model, tokens: Sequence[int], *, weights: Weights = "float32", states: States = None) -> Tensor:
+    """Logits (N, V) of every token, as decoding with these weights would see them."""
+    _expect_decoder(model)
+    ids = _rows(list(tokens), None, model)[0]
+    _expect_room(model, len(ids), 1)
+    decoder = prepare(model, weights)
+    device = next(model.parameters()).device
+    with _resting(model):
+        caches = static_caches(decoder.depth, len(ids))
+        return decoder(torch.tensor([ids], device=device), caches, states=states, every=True)[0][0].float()
+
+
+def _rows(prompt: Prompt, tokenizer: Speaks | None, model: Model) -> list[list[int]]:
+    """Token ids, whatever form they came in, checked."""
+    vocabulary: int = model.config.vocabulary
+    if isinstance(prompt, Tensor):
+        if prompt.ndim not in (1, 2) or prompt.is_floating_point():
+            raise ShapeError(f"the prompt is {tuple(prompt.shape)} of {prompt.dtype}; token ids are integers (N) or (B, N)")
+        given: list[object] = list(prompt.tolist()) if prompt.ndim == 2 else [prompt.tolist()]
+    elif isinstance(prompt, str):
+        given = [prompt]
+    else:
+        given = [list(cast(Sequence[int], prompt))] if prompt and isinstance(prompt[0], int) else list(prompt)
+    rows: list[list[int]] = []
+    for i, row in enumerate(given):
+        if isinstance(row, str):
+            if tokenizer is None:
+                raise ShapeError(f"prompt {i} is text; pass tokenizer=, or token ids")
+            row = tokenizer.encode(row)
+        ids = [int(x) for x in cast(Sequence[int], row)]
+        if not ids:
+            raise ShapeError(f"prompt {i} is empty; a model needs one token to start from, such as its bos")
+        bad = [x for x in ids if not 0 <= x < vocabulary]
+        if bad:
+            raise ShapeError(f"prompt {i} holds the token {bad[0]}; this model knows 0..{vocabulary - 1}")
+        rows.append(ids)
+    if not rows:
+        raise ShapeError("there is no prompt; give token ids, or texts with tokenizer=")
+    return rows
+
+
+def _groups(model: Model, prompts: list[list[int]], bends: Bends) -> list[list[int]]:
+    """Rows that may run together: all of them, or those of one length where padding would move a token."""
+    if (not isinstance(model, GPT2) and getattr(model, "family", "") != "llama") or not all(
+        _paddable(m, bends) for m in model.modules()
+    ):
+        lengths = sorted({len(p) for p in prompts})
+        return [[i for i, p in enumerate(prompts) if len(p) == n] for n in lengths]
+    return [list(range(len(prompts)))]
+
+
+def _paddable(module: nn.Module, bends: Bends) -> bool:
+    """False where attention reads a token's place from the start of the row, which padding would move."""
+    if not isinstance(module, Attention):
+        return True
+    bend = bends.get(module)
+    if bend is not None and bend.padless:
+        return False
+    relative = isinstance(module.spec.position, NoPosition) or module.spec.position.name in ("rope", "alibi", "relative")
+    return relative and not module.inner.carries
+
+
+__all__ = ["Ending", "Generated", "Sampling", "Token", "generate", "logits_of", "perplexity", "stream"]

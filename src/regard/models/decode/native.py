@@ -1,0 +1,281 @@
+"""Products in C, compiled on the first use where a compiler is found; everything runs without them, only slower.
+
+torch's products are made for many rows. For one to eight, on AVX2, these read weights at the memory's speed from one core
+already, take int8 weights without rounding activations to bytes, and cost 3 µs to call. REGARD_NATIVE=0 turns them off, and
+`reason()` says why they are not used. C checks nothing, so every shape, type and stride is checked here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ShapeError
+from .compiled import compiled
+
+ROWS = 8
+
+_P, _L, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
+_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "product": ([_P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _I, _I], _I),
+    "checksum": ([_P, _L, _I], ctypes.c_uint64),
+    "rms": ([_P, _P, _D, _P, _L, _L], None),
+    "swiglu": ([_P, _P, _L, _L], None),
+    "turn": ([_P, _P, _P, _L, _L, _L, _L, _L], None),
+    "bend": ([_P, _P, _P, _P, _P, _P, _D, _P, _P, _P, *[_L] * 8], None),
+}
+
+
+def serves(x: Tensor) -> bool:
+    """True where C takes x (rows, in): one to eight rows of plain float32 on the CPU, and no gradient asked."""
+    if type(x) is not Tensor or x.dtype is not _F32 or not x.is_cpu or x.requires_grad or library() is None:
+        return False
+    shape = x.shape
+    return len(shape) == 2 and 0 < shape[0] <= ROWS and shape[1] > 0
+
+
+class Matrices:
+    """Weights (out, in), read where they lie, their outputs side by side: float32, or one of int8 with a scale per output."""
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scale: Tensor | None = None) -> None:
+        kind = torch.float32 if scale is None else torch.int8
+        inside = weights[0].shape[-1]
+        for w, b in zip(weights, biases, strict=True):
+            _require(w, "a weight", (w.shape[0], inside), kind)
+            if b is not None:
+                _require(b, "a bias", (w.shape[0],))
+        if scale is not None:
+            if len(weights) != 1:
+                raise ShapeError(f"{len(weights)} int8 matrices; one is multiplied at a time")
+            _require(scale, "the scale", (weights[0].shape[0],))
+        if inside < 1:
+            raise ShapeError(f"a weight is {tuple(weights[0].shape)}: there is nothing to multiply")
+        # Detached aliases hold the memory for as long as its addresses are kept here.
+        self.held = [x.detach() for x in (*weights, *biases, scale) if x is not None]
+        self.inside, self.parts = inside, len(weights)
+        outs = [w.shape[0] for w in weights]
+        self.outside = sum(outs)
+        self._weights = (_P * self.parts)(*(w.data_ptr() for w in weights))
+        self._biases = (_P * self.parts)(*(None if b is None else b.data_ptr() for b in biases))
+        self._outs = (_L * self.parts)(*outs)
+        self.addresses = (
+            *(ctypes.addressof(x) for x in (self._weights, self._biases, self._outs)),
+            None if scale is None else scale.data_ptr(),
+        )
+
+
+def product(x: Tensor, matrices: Matrices, onto: Tensor | None = None) -> Tensor | None:
+    """x (rows, in) with matrices (out, in); `onto` (rows, out) is added to, in place. None where C does not serve x."""
+    # `serves`, written out: this runs a hundred times and more for every token.
+    if type(x) is not Tensor or x.dtype is not _F32 or not x.is_cpu or x.requires_grad or (c := library()) is None:
+        return None
+    shape = x.shape
+    if len(shape) != 2:
+        return None
+    rows, inside = shape
+    if not 0 < rows <= ROWS:
+        return None
+    total = matrices.outside
+    if inside != matrices.inside:
+        raise ShapeError(f"x is {_said(x)}; these weights take rows of width {matrices.inside}")
+    source = x.data_ptr()
+    if source & 3 or not x.is_contiguous() or x.is_neg():
+        # A negated view is contiguous too, and its memory holds the opposite.
+        x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
+        source = x.data_ptr()
+    if onto is None:
+        y = _empty(x, rows, total)
+        target = y.data_ptr()
+    else:
+        y = onto
+        if not readable(y, (rows, total)) or y.requires_grad:
+            raise ShapeError(f"onto is {_said(y)}; it is written in place, and has to be ({rows}, {total}), contiguous float32")
+        target = y.data_ptr()
+        if source < target + 4 * rows * total and target < source + 4 * rows * inside:
+            x = x.clone()
+            source = x.data_ptr()
+    failed: int = c.product(
+        source, *matrices.addresses, target, matrices.parts, rows, inside, total, onto is not None, torch.get_num_threads()
+    )
+    if failed:
+        raise MemoryError(f"no memory is left for a copy of {rows} rows of width {inside}")
+    return y
+
+
+def checksum(x: Tensor) -> int | None:
+    """A number that changes with any byte of x and with their order. None where C cannot read x."""
+    c = library()
+    if c is None or type(x) is not Tensor or not x.is_cpu or not x.is_contiguous() or x.is_neg():
+        return None
+    return c.checksum(x.data_ptr(), x.numel() * x.element_size(), torch.get_num_threads())
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    """x / sqrt(mean of x² + eps) · weight, row by row. None where C does not serve them."""
+    if not serves(x) or not _lies(x):
+        return None
+    rows, width = x.shape
+    if not readable(weight, (width,)):
+        if weight.shape != (width,):
+            raise ShapeError(f"weight is {_said(weight)}; rows of width {width} have as many")
+        return None
+    y = _empty(x, rows, width)
+    library().rms(x.data_ptr(), weight.data_ptr(), eps, y.data_ptr(), rows, width)
+    return y
+
+
+def swiglu(x: Tensor) -> Tensor | None:
+    """silu of the first half of each row times the second. None where C does not serve x."""
+    if not serves(x) or not _lies(x):
+        return None
+    rows, width = x.shape
+    if width % 2:
+        raise ShapeError(f"x is {_said(x)}; gate and up are equal halves of its rows")
+    y = _empty(x, rows, width // 2)
+    library().swiglu(x.data_ptr(), y.data_ptr(), rows, width // 2)
+    return y
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, heads: int, width: int) -> bool:
+    """The first heads of each row, in place, all by the same angles (1, pairs). False where C does not serve them."""
+    if not serves(x) or not _lies(x):
+        return False
+    (rows, stride), row = x.shape, cos.shape
+    if not readable(cos, row) or not readable(sin, row):
+        if cos.shape != sin.shape:
+            raise ShapeError(f"cos is {_said(cos)} and sin {_said(sin)}; there is one of each for a pair")
+        return False
+    pairs = _pairs(cos, width)
+    if not 0 <= heads * width <= stride:
+        raise ShapeError(f"x is {_said(x)}: there are no {heads} heads of width {width} in it")
+    library().turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, stride, heads, width, pairs)
+    return True
+
+
+def bend(
+    x: Tensor, angles: tuple[Tensor, Tensor] | None, heads: tuple[int, int, int], wide: int, scale: float,
+    left: Tensor | None, signs: Tensor | None, bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Queries, keys and values of one token per row, turned and `wide` columns wide, as an identity bends them.
+
+    x (rows, (H + 2G)·D) is not turned yet; left is (G, R, D), signs (R), bias (G, D)."""
+    rows, (H, G, D) = x.shape[0], heads
+    R = 0 if left is None else left.shape[-2]
+    if G < 1 or H % G or D < 1:
+        raise ShapeError(f"{H} query heads over {G} key heads of width {D}: H is a multiple of G")
+    _require(x, "x", (rows, (H + 2 * G) * D))
+    if left is not None:
+        _require(left, "left", (G, R, D))
+        if signs is None:
+            raise ShapeError(f"left is {_said(left)} without signs; each of its {R} columns has one")
+        _require(signs, "signs", (R,))
+    if bias is not None:
+        _require(bias, "bias", (G, D))
+    cos, sin = angles or (None, None)
+    pairs = 0
+    if cos is not None and sin is not None:
+        pairs = _pairs(cos, D)
+        _require(cos, "cos", (1, pairs))
+        _require(sin, "sin", (1, pairs))
+    if wide < D + R + 1:
+        raise ShapeError(
+            f"the cache keeps keys {wide} wide, and this identity reads {D + R + 1} columns (heads of {D}, {R} of the trace, 1): "
+            "a cache is read by whoever filled it"
+        )
+    if scale == 0:
+        raise ShapeError("scale=0: every score would be 0")
+    q, k, v = _empty(x, rows, H, 1, wide), _empty(x, rows, G, 1, wide), _empty(x, rows, G, 1, wide)
+    library().bend(
+        x.data_ptr(), *(None if t is None else t.data_ptr() for t in (cos, sin, left, signs, bias)), scale,
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), rows, x.shape[1], H, G, D, pairs, R, wide,
+    )  # fmt: skip
+    return q, k, v
+
+
+@cache
+def library() -> Any:
+    """The compiled library, or None where it cannot be had."""
+    return _loaded()[0]
+
+
+def reason() -> str | None:
+    """Why torch multiplies instead; None where C does."""
+    return None if library() is not None else _loaded()[1] or "it was turned off"
+
+
+def bound(path: str) -> Any:
+    """The library in a file, with the types of its functions."""
+    loaded = ctypes.CDLL(path)
+    for name, (arguments, result) in _SIGNATURES.items():
+        f = getattr(loaded, name)
+        f.argtypes, f.restype = arguments, result
+    return loaded
+
+
+@cache
+def _loaded() -> tuple[Any, str | None]:
+    if os.environ.get("REGARD_NATIVE") == "0":
+        return None, "REGARD_NATIVE=0 turns it off"
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return None, f"it is written for Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    if not capability.startswith("AVX"):
+        return None, f"it needs AVX2, and torch sees {capability}"
+    try:
+        return bound(str(compiled())), None
+    except (OSError, AttributeError) as error:
+        return None, str(error)
+
+
+_PLAIN = (Tensor, nn.Parameter)
+_F32 = torch.float32
+
+
+def _lies(x: Tensor) -> bool:
+    # A negated view is contiguous too, and its memory holds the opposite.
+    return x.is_contiguous() and not x.is_neg() and not x.data_ptr() & 3
+
+
+def _empty(x: Tensor, *shape: int) -> Tensor:
+    # Half as long as x.new_empty; but torch's default may be of another size, or on another device.
+    y = torch.empty(shape)
+    return y if y.dtype is torch.float32 and y.is_cpu else x.new_empty(shape)
+
+
+def readable(x: Tensor, shape: tuple[int, ...] | None = None, kind: torch.dtype = torch.float32) -> bool:
+    """True where C can read x as it lies, and it has this shape."""
+    # Subclasses (DTensor, functional and fake tensors) have no memory of their own; a negated view holds the opposite.
+    return (
+        (shape is None or x.shape == shape)
+        and x.dtype is kind
+        and x.is_cpu
+        and x.is_contiguous()
+        and type(x) in _PLAIN
+        and not x.is_neg()
+        and (kind is torch.int8 or not x.data_ptr() & 3)
+    )
+
+
+def _require(x: Tensor, name: str, shape: tuple[int, ...], kind: torch.dtype = torch.float32) -> None:
+    if not readable(x, shape, kind):
+        raise ShapeError(f"{name} is {_said(x)}; C reads ({', '.join(map(str, shape))}) of {kind}, contiguous, on the CPU")
+
+
+def _pairs(cos: Tensor, width: int) -> int:
+    pairs = cos.shape[-1]
+    if cos.numel() != pairs or 2 * pairs > width:
+        raise ShapeError(f"cos is {_said(cos)}; heads of width {width} turn by one row of at most {width // 2} angles")
+    return pairs
+
+
+def _said(x: Tensor) -> str:
+    strides = "" if x.layout is not torch.strided or x.is_contiguous() else f" with strides {tuple(x.stride())}"
+    return f"{tuple(x.shape)} of {x.dtype} on {x.device}{strides}"

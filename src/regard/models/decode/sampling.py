@@ -1,0 +1,107 @@
+"""How the next token is drawn from the logits: a chain of cuts, each of which leaves a distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...errors import SpecError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature 0 takes the most likely token. Cuts apply in the order of the fields, each to what the last one left."""
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int | None = None
+    """Keep the k most likely tokens."""
+    top_p: float | None = None
+    """Keep the fewest tokens whose probabilities sum to p (nucleus)."""
+    min_p: float | None = None
+    """Keep tokens at least this many times as likely as the most likely one."""
+    repetition_penalty: float = 1.0
+    """Above 1: logits of tokens that were seen already shrink by this factor (Keskar et al. 2019)."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a row; they are not part of the result."""
+    stop_ids: tuple[int, ...] = ()
+    seed: int = 0
+    """Row i draws from seed + i, whoever else is in the batch."""
+    logprobs: int | None = None
+    """None: no log-probabilities. n: those of the chosen tokens and of the n most likely ones beside them."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        self._check(self.max_tokens >= 1, "max_tokens", "at least 1")
+        self._check(0 <= self.temperature < float("inf"), "temperature", "0 (greedy) or above; 0.7 is a common choice")
+        self._check(self.top_k is None or self.top_k >= 1, "top_k", "at least 1, or None to keep all tokens")
+        self._check(self.top_p is None or 0 < self.top_p <= 1, "top_p", "in (0, 1], or None; 0.9 is a common choice")
+        self._check(self.min_p is None or 0 <= self.min_p <= 1, "min_p", "in [0, 1], or None; 0.05 is a common choice")
+        self._check(self.repetition_penalty > 0, "repetition_penalty", "above 0; 1 leaves logits alone, 1.1 is a common choice")
+        self._check(all(self.stop), "stop", "texts of at least one character")
+        self._check(self.logprobs is None or 0 <= self.logprobs <= 100, "logprobs", "0 to 100, or None")
+        cuts = [n for n in ("top_k", "top_p", "min_p") if getattr(self, n) is not None]
+        if self.temperature == 0 and cuts:
+            raise SpecError(
+                f"{cuts[0]}={getattr(self, cuts[0])} does nothing at temperature 0, which is greedy: set a temperature"
+            )
+
+    def _check(self, holds: bool, name: str, fix: str) -> None:
+        if not holds:
+            raise SpecError(f"{name}={getattr(self, name)!r}: it must be {fix}")
+
+
+class Drawer:
+    """Draws for every row of a batch, each with a generator of its own."""
+
+    def __init__(self, sampling: Sampling, prompts: list[list[int]], vocabulary: int, rows: list[int]) -> None:
+        self.sampling = sampling
+        self.generators = [torch.Generator().manual_seed(sampling.seed + r) for r in rows]
+        self.seen: Tensor | None = None
+        if sampling.repetition_penalty != 1:
+            self.seen = torch.zeros(len(prompts), vocabulary, dtype=torch.bool)
+            for i, prompt in enumerate(prompts):
+                self.seen[i, torch.tensor(prompt, dtype=torch.long)] = True
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Tokens (B) from logits (B, V)."""
+        s = self.sampling
+        logits = logits.float().cpu()
+        if self.seen is not None:
+            logits = penalised(logits, self.seen, s.repetition_penalty)
+        if s.temperature == 0:
+            chosen = logits.argmax(-1)
+        else:
+            probabilities, index = cut(logits / s.temperature, s)
+            point = torch.cat([torch.rand(1, generator=g) for g in self.generators]).unsqueeze(-1)
+            heights = probabilities.cumsum(-1)
+            place = torch.searchsorted(heights, point * heights[:, -1:]).clamp_max(probabilities.shape[-1] - 1)
+            chosen = index.gather(-1, place).squeeze(-1)
+        if self.seen is not None:
+            self.seen.scatter_(1, chosen.unsqueeze(-1), True)
+        return chosen
+
+
+def penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    shrunk = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return torch.where(seen, shrunk, logits)
+
+
+def cut(logits: Tensor, s: Sampling) -> tuple[Tensor, Tensor]:
+    """Probabilities from the most likely down, cut ones 0, and the tokens they belong to; rows need not sum to one."""
+    vocabulary = logits.shape[-1]
+    if s.top_k is not None and s.top_k < vocabulary:
+        values, index = logits.topk(s.top_k, dim=-1)
+    else:
+        values, index = logits.sort(dim=-1, descending=True)
+    probabilities = values.softmax(-1)
+    if s.top_p is not None:
+        # A token stays when those before it have not reached p yet, so that the one that crosses p stays too.
+        before = probabilities.cumsum(-1) - probabilities
+        probabilities = probabilities.masked_fill(before >= s.top_p, 0)
+    if s.min_p is not None:
+        probabilities = probabilities.masked_fill(probabilities < s.min_p * probabilities[:, :1], 0)
+    return probabilities, index

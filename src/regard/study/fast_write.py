@@ -1,0 +1,376 @@
+"""The trained fast write: what an untrained rule cannot know, learned once on people who were made up, the base frozen.
+
+    python -m regard.study.fast_write            # writes fast_write.safetensors beside this file, with its seed and its data's name
+    python -m regard.study.fast_write trace      # one part of it anew
+
+An episode is one person: the history is observed in one pass, written without a gradient, and the next conversation is read. The
+gradient of its surprise goes into a few thousand numbers that all people share, never into a person:
+
+    scorer   features of a token → how telling it is, which weighs its distance from what is kept already (`imprint.covering`).
+             Slots are weighted by σ((worth − threshold)/τ), the threshold where the budget ends
+    slots    how widely each head opens to them, to which queries (a shift of all their keys), and how loudly they answer; learned
+             together with the scorer, against harm on neutral text and on other people's words
+    trace    a signed gain per layer and key head on the centred write, and the base's mean queries and keys
+    self     a gain per layer and key head on what was pooled, for each form
+
+Harm is KL to the base on neutral text and on another person's words. A self token must be somebody's, and can be: what it gives to
+another counts against it nat for nat. A trace and a key bias only bend attention; the same price leaves nothing of them.
+
+On another base only the scorer is used: its features are relative to the text, the gains belong to layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import CheckpointError
+from ..files import read_plain, replacing
+from ..identity.experience import Experience
+from ..identity.read.layer import LayerRead
+from ..identity.state import Base, Form
+from ..identity.write.keepers import TELLING, covering, later_attention, snapkv, value_norm
+from ..identity.write.self_state import pooled
+from ..identity.write.trace import TraceRule, compressed, written
+from ..reading import reading
+
+if TYPE_CHECKING:
+    from ..identity.body import Body
+    from ..identity.sleep.items import Item
+    from ..models.tokenizer import Tokenizer
+    from .people.generator import Person
+
+FILE = Path(__file__).with_name("fast_write.safetensors")
+LARGEST = 1 << 28
+"""Bytes of such a file; that of a base of 100 layers of 128 key heads has a hundredth of it."""
+FEATURES = ("shock", "shock_before", "shock_after", "shock_after_two", "attention", "last_attention", "value_norm", "recency")
+HIDDEN = 16
+BUDGETS = (0.125, 0.25, 0.5)
+SOFT = 0.1
+"""τ of the gate; worths, logs of distances, have a spread of about a third."""
+
+
+def features(e: Experience) -> Float[Tensor, "N F"]:
+    """What is known of each token, in spreads from the mean of what was said."""
+    shock = e.shock.cpu()
+    rows = [
+        shock,
+        F.pad(shock[:-1], (1, 0)),
+        F.pad(shock[1:], (0, 1)),
+        F.pad(shock[2:], (0, 2)),
+        later_attention(e).cpu().clamp_min(1e-6).log(),
+        snapkv(e).cpu().clamp_min(1e-6).log(),
+        value_norm(e).cpu(),
+        torch.arange(len(e), dtype=torch.float32),
+    ]
+    x = torch.stack(rows, -1).float()
+    said = x[e.content.cpu()]
+    if len(said) < 2:
+        # One token alone is as usual as can be: it has no spread to be measured in.
+        return torch.zeros_like(x)
+    return (x - said.mean(0)) / said.std(0).clamp_min(1e-6)
+
+
+@dataclass(frozen=True, eq=False)
+class FastWrite:
+    """The learned numbers, by name."""
+
+    numbers: dict[str, Tensor]
+    fingerprint: str = ""
+
+    def worth(self, e: Experience) -> Float[Tensor, " N"]:
+        """How telling each token is, and how little is like it among what is worth more."""
+        return covering(e, self.telling(e))
+
+    def telling(self, e: Experience) -> Float[Tensor, " N"]:
+        n = self.numbers
+        x = features(e)
+        return x @ n["scorer.direct"] + torch.tanh(x @ n["scorer.into"] + n["scorer.bias"]) @ n["scorer.out"]
+
+    @property
+    def means(self) -> tuple[Tensor, Tensor]:
+        """q̄ and k̄ of the base on ordinary text, (L, G, D)."""
+        return self.numbers["mean.q"], self.numbers["mean.k"]
+
+    def opened(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Float[Tensor, "L G 1"]]:
+        """Keys and values (L, G, m, D) as slots, and how widely each head opens to them."""
+        n = self.numbers
+        shift, value = n["slots.shift"].to(k.device), n["slots.value"].to(v.device)
+        return k + shift[:, :, None], v * value[..., None, None], n["slots.gate"][..., None]
+
+    @property
+    def trace_gain(self) -> Float[Tensor, "L G"]:
+        return self.numbers["trace.gain"]
+
+    def self_gain(self, form: Form) -> Float[Tensor, "L S"]:
+        """What z is multiplied by before the self takes it in."""
+        L, G, D = self.numbers["mean.k"].shape
+        if form == "key_bias":
+            return self.numbers["self.bias"][..., None].expand(L, G, D).flatten(1)
+        both = torch.stack([self.numbers["self.key"], self.numbers["self.value"]], 1)
+        return both[..., None].expand(L, 2, G, D).flatten(1)
+
+    @cached_property
+    def count(self) -> int:
+        return sum(t.numel() for t in self.numbers.values())
+
+
+def shapes_of(L: int, G: int, D: int) -> dict[str, dict[str, tuple[int, ...]]]:
+    """What each part learns, for L layers of G key heads of width D."""
+    return {
+        "imprints": {"scorer.direct": (len(FEATURES),), "scorer.into": (len(FEATURES), HIDDEN), "scorer.bias": (HIDDEN,),
+                     "scorer.out": (HIDDEN,), "slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G)},
+        "token": {"self.key": (L, G), "self.value": (L, G)},
+        "bias": {"self.bias": (L, G)},
+        "trace": {"trace.gain": (L, G)},
+    }  # fmt: skip
+
+
+def read_file(path: Path) -> FastWrite:
+    """The numbers in a file, when they are all there, of the shapes they should have, and finite."""
+    from safetensors.torch import load
+
+    with reading(path):
+        data = read_plain(path, LARGEST, follow=True)
+        numbers = load(data)
+        size = int.from_bytes(data[:8], "little")
+        about: Any = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["about"])
+        if not isinstance(about, dict) or not isinstance(about.get("fingerprint"), str):
+            raise CheckpointError(f"{path} does not say which base it was learned on")
+        mean = numbers.get("mean.k", torch.empty(0))
+        if mean.ndim != 3 or not mean.numel():
+            raise CheckpointError(f"{path}: mean.k is {tuple(mean.shape)}; it should be (layers, key heads, head width)")
+        L, G, D = mean.shape
+        wanted = {"mean.q": (L, G, D), "mean.k": (L, G, D)}
+        for part in shapes_of(L, G, D).values():
+            wanted |= part
+        if numbers.keys() != wanted.keys():
+            raise CheckpointError(f"{path} lacks or adds {min(numbers.keys() ^ wanted.keys())}: no fast write of this version")
+        for name, x in numbers.items():
+            if tuple(x.shape) != wanted[name] or x.dtype != torch.float32 or not bool(torch.isfinite(x).all()):
+                raise CheckpointError(
+                    f"{path}: {name} is {tuple(x.shape)} of {x.dtype}; it should be {wanted[name]}, float32 and finite"
+                )
+        if "digest" in about and about["digest"] != digest(numbers):
+            raise CheckpointError(f"{path} is damaged: its numbers do not match their digest")
+        return FastWrite(numbers, about["fingerprint"])
+
+
+def digest(numbers: dict[str, Tensor]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(numbers):
+        found.update(name.encode() + numbers[name].contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _read() -> FastWrite:
+    if not FILE.exists():
+        raise CheckpointError(f"{FILE.name} is not beside the code; train it with: python -m regard.study.fast_write")
+    return read_file(FILE)
+
+
+def shipped() -> FastWrite:
+    """What came with the package."""
+    return _read()
+
+
+def shipped_for(base: Base) -> FastWrite | None:
+    """The same, if its gains were learned on this base; None if they were not."""
+    return _read() if FILE.exists() and _read().fingerprint == base.fingerprint else None
+
+
+# ---- training -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Study:
+    """How the numbers are learned; what is shipped was learned with these."""
+
+    people: int = 48
+    seed: int = 7
+    rate: float = 0.03
+    rounds: int = 2
+    """How often each person is met while learning to keep; once for a self and a trace."""
+    anchor: float = 1.0
+    """Of harm: KL to the base on neutral text and on other people's conversations."""
+
+
+PARTS = ("imprints", "token", "bias", "trace")
+PACES = {"scorer.direct": 0.2, "scorer.into": 0.2, "scorer.bias": 0.2, "scorer.out": 0.2, "slots.gate": 2.0, "self.key": 2.0,
+         "self.value": 2.0, "self.bias": 2.0, "trace.gain": 2.0}  # fmt: skip
+"""How fast each tensor learns beside the shift of keys, which is counted in their spreads."""
+
+
+def train(
+    model_name: str = "smollm2",
+    study: Study | None = None,
+    out: Path = FILE,
+    parts: Sequence[str] = PARTS,
+    tell: Callable[[str, float | None], object] = print,
+) -> dict[str, float]:
+    """Learn these parts anew, leave the others as they stand in `out`, and write it; gives back the mean losses of the last quarter
+    of the episodes."""
+    from safetensors.torch import save_file
+
+    from ..identity.body import body_of, frozen
+    from ..models import downloads as hub
+    from .people.generator import neutral, people
+
+    study = study or Study()
+    model, tokenizer = hub.open_model(model_name)
+    body = body_of(model)
+    L, G, D = body.base.depth, body.base.key_heads, body.base.head_width
+    crowd = people(study.people, study.seed, "train")
+    with frozen(model):
+        school = School(body, tokenizer, crowd, neutral("train"), study, tell)
+        numbers = (read_file(out).numbers if out.is_file() and set(parts) != set(PARTS) else {}) | school.means()
+        found: dict[str, float] = {}
+        shapes = shapes_of(L, G, D)
+        for name in parts:
+            leaves = {n: _start(n, s, study.seed).requires_grad_() for n, s in shapes[name].items()}
+            found[name] = school.run(name, leaves, numbers)
+            numbers |= {n: x.detach().clone() for n, x in leaves.items()}
+            if name == "imprints":
+                numbers["slots.shift"] *= school.spread
+    about = {
+        "fingerprint": body.base.fingerprint,
+        "base": model_name,
+        "people": study.people,
+        "seed": study.seed,
+        "pool": "train",
+        "digest": digest(numbers),
+    }
+    with replacing(out) as draft:
+        save_file(numbers, draft, metadata={"format": "pt", "about": json.dumps(about)})
+    _read.cache_clear()
+    return found
+
+
+def _start(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """The scorer starts as plain shock, slots and the self token as they were met, every other gain as none."""
+    if name == "scorer.direct":
+        return TELLING * F.one_hot(torch.tensor(FEATURES.index("shock")), len(FEATURES)).float()
+    if name == "scorer.into":
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.3
+    return torch.ones(shape) if name in ("self.key", "self.value", "slots.value") else torch.zeros(shape)
+
+
+class School:
+    """The episodes, and what a step on each part of the write looks like."""
+
+    def __init__(
+        self, body: Body, tokenizer: Tokenizer, crowd: Sequence[Person], prose: Sequence[str], study: Study,
+        tell: Callable[[str, float | None], object],
+    ) -> None:  # fmt: skip
+        from ..identity.sleep.items import anchor_item
+
+        self.body, self.study, self.tell, self.crowd, self.tokenizer = body, study, tell, crowd, tokenizer
+        self.anchors = [anchor_item(body, tokenizer, t, c) for t in prose for c in (False, True)]
+        self.heard: dict[int, Experience] = {}
+        self.spread: Float[Tensor, "L G D"] = torch.ones(())
+        """Of the numbers in a key, over what people said."""
+
+    def experience(self, i: int) -> Experience:
+        from ..identity.experience import observe
+
+        if i not in self.heard:
+            chat = [m for c in self.crowd[i].history for m in c]
+            self.heard[i] = observe(self.body.model, chat, self.tokenizer)
+        return self.heard[i]
+
+    def answers(self, i: int) -> Item:
+        from ..identity.sleep.items import answers_item
+
+        return answers_item(self.body, self.tokenizer, self.crowd[i].next)
+
+    def means(self, count: int = 12) -> dict[str, Tensor]:
+        """q̄ and k̄ over what people said."""
+        said = [(e, e.content.nonzero().flatten()) for e in map(self.experience, range(count))]
+        q = torch.cat([e.q.unflatten(1, (e.k.shape[1], -1)).mean(2)[:, :, at] for e, at in said], 2)
+        k = torch.cat([e.k[:, :, at] for e, at in said], 2)
+        self.spread = k.std(2)
+        return {"mean.q": q.mean(2), "mean.k": k.mean(2)}
+
+    def run(self, part: str, leaves: dict[str, Tensor], numbers: dict[str, Tensor]) -> float:
+        from ..identity.sleep.items import any_of, item_said, logs_at, losses
+
+        optimiser = torch.optim.Adam([{"params": [x], "lr": self.study.rate * PACES.get(n, 1.0)} for n, x in leaves.items()])
+        history: list[float] = []
+        total = len(self.crowd) * (self.study.rounds if part == "imprints" else 1)
+        for n in range(total):
+            pick = torch.Generator().manual_seed(self.study.seed * 1000 + n)
+            i = n % len(self.crowd)
+            e = self.experience(i)
+            own, other = self.answers(i), self.answers((i + 1) % len(self.crowd))
+            usual = logs_at(self.body, other.ids, other.at)
+            anchors = [replace(other, wanted=usual)]
+            if part == "imprints":
+                prose, chats = self.anchors[0::2], self.anchors[1::2]
+                anchors = [any_of(prose, pick), any_of(chats, pick) if n % 2 else anchors[0]]
+            elif part == "token":
+                anchors = [other]
+            with torch.enable_grad():
+                with self.body.read(getattr(self, f"read_{part}")(e, leaves, numbers, pick)):
+                    mine, *found = losses(self.body, [own, *anchors])
+                theirs = torch.stack(found).mean()
+                if part == "token":
+                    # What helps another as much as oneself is nobody's: it is paid for as it was gained.
+                    theirs = (theirs - item_said(other, usual)).abs()
+                grads = torch.autograd.grad(mine + self.study.anchor * theirs, list(leaves.values()))
+            for x, g in zip(leaves.values(), grads, strict=True):
+                x.grad = g
+            optimiser.step()
+            nats, hurt = float(mine.detach()), float(theirs.detach())
+            history.append(nats)
+            self.tell(f"learning {part}: {nats:.2f} nats, harm {hurt:.3f}", (n + 1) / total)
+        last = history[-max(1, total // 4) :]
+        return sum(last) / len(last)
+
+    def read_imprints(
+        self, e: Experience, x: dict[str, Tensor], n: dict[str, Tensor], pick: torch.Generator
+    ) -> list[LayerRead]:
+        said = e.content.nonzero().flatten()
+        worth = FastWrite(x).worth(e)[said]
+        share = BUDGETS[int(torch.randint(len(BUDGETS), (1,), generator=pick))]
+        limit = worth.detach().topk(max(1, round(share * len(said)))).values[-1]
+        weight = F.logsigmoid((worth - limit) / SOFT)
+        opened = FastWrite({**x, "slots.shift": x["slots.shift"] * self.spread})
+        k, v, gate = opened.opened(e.k[:, :, said], e.v[:, :, said])
+        weight = gate + weight
+        return [LayerRead(self.body.scales[i], k[None, i], v[None, i], weight[None, i]) for i in range(e.base.depth)]
+
+    def read_token(self, e: Experience, x: dict[str, Tensor], n: dict[str, Tensor], pick: torch.Generator) -> list[LayerRead]:
+        z = pooled(e, "self_token").view(e.base.depth, 2, e.base.key_heads, 1, e.base.head_width)
+        k, v = x["self.key"][..., None, None] * z[:, 0], x["self.value"][..., None, None] * z[:, 1]
+        return [LayerRead(self.body.scales[i], k[None, i], v[None, i]) for i in range(e.base.depth)]
+
+    def read_bias(self, e: Experience, x: dict[str, Tensor], n: dict[str, Tensor], pick: torch.Generator) -> list[LayerRead]:
+        z = pooled(e, "key_bias", mean_k=n["mean.k"]).view(e.base.depth, e.base.key_heads, e.base.head_width)
+        bias = x["self.bias"][..., None] * z
+        return [LayerRead(self.body.scales[i], bias=bias[None, i]) for i in range(e.base.depth)]
+
+    def read_trace(self, e: Experience, x: dict[str, Tensor], n: dict[str, Tensor], pick: torch.Generator) -> list[LayerRead]:
+        rule = TraceRule(write="centred")
+        shape = (e.base.depth, e.base.key_heads, e.base.head_width, e.base.head_width)
+        trace = compressed(written(torch.zeros(shape), e, rule, (n["mean.q"], n["mean.k"])), rule)
+        left, signs = trace.left.dense(), trace.signs.float()
+        gained = x["trace.gain"][..., None] * signs
+        return [LayerRead(self.body.scales[i], left=left[None, i], signs=gained[None, i]) for i in range(e.base.depth)]
+
+
+if __name__ == "__main__":
+    import sys
+
+    said = train(parts=sys.argv[1:] or PARTS, tell=lambda what, share: print(f"{share or 0:4.0%}  {what}", file=sys.stderr))
+    print(json.dumps(said))
