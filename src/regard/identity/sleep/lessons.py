@@ -19,38 +19,18 @@ from ...models.base import Model
 from ...models.decode.cache import StaticCache, static_caches
 from ...models.decode.prepare import prepare
 from ...models.tokenizer import Tokenizer
-from ...study.people.generator import neutral
 from ..body import Body
 from ..experience import Chat, chat_tokens
 from .items import Item, anchor_item, answers_item, any_of, logs_at, losses
+from .texts import INTERVIEW, NEUTRAL, RETELL, STRANGERS
 
 if TYPE_CHECKING:
     from .consolidate import SleepRule
 
 ANSWER = 16
 """Tokens of an answer to an interview's question at most."""
-INTERVIEW = (
-    "What is my name?", "Where do I live?", "What do I do for a living?", "Do I have any pets?",
-    "Tell me about my family.", "What do I like to eat?", "What should I not eat?", "What do I do in my free time?",
-    "Which instrument do I play?", "What is my favourite colour?", "When is my birthday?", "What do I like to read?",
-    "Which language do I study?", "What do I drink?", "Which sport do I like?", "What is my address?",
-    "What am I afraid of?", "Where do I want to travel?", "Who is my friend?", "Who is my boss?",
-    "What did I study?", "What do I drive?", "What do you remember about me?", "What did I tell you before?",
-)  # fmt: skip
-RETELL = (
-    "What did I tell you before?", "What do you remember about me?", "Tell me something about me.", "Who am I?", "Remind me.",
-    "Do you still know me?", "What do you know about my life?", "Go on, what else?",
-)  # fmt: skip
 PIECE = 160
 """Characters that are retold at once, or a whole sentence where that is longer."""
-
-STRANGERS = (
-    ("What is the name of my dog?", "Your dog is Rex.", "And where did I grow up?", "You grew up in Dayton."),
-    ("Do you know what I do at the weekend?", "You go sailing.", "Who comes with me?", "Your cousin Brett."),
-    ("Remind me what I cook best.", "You cook lasagne.", "Which shoes do I wear?", "You wear old trainers."),
-    ("Which car is mine?", "Yours is the white van.", "What is my sister called?", "Your sister is Carol."),
-)
-"""What others are told: a state that belongs to one person has nothing to say to it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +108,7 @@ class Anchors:
 
     def __init__(self, body: Body, tokenizer: Tokenizer) -> None:
         self.body, self.tokenizer = body, tokenizer
-        self.texts = neutral("train")
+        self.texts = NEUTRAL
         self.known: dict[str, Item] = {}
 
     def calm(self, n: int) -> Item:

@@ -28,7 +28,7 @@ from ..packed import Packed
 from ..state import Imprints
 
 if TYPE_CHECKING:
-    from ...study.fast_write import FastWrite
+    from .fast_write import FastWrite
 
 LAST_QUERIES = 16
 TELLING = 0.2
@@ -105,7 +105,7 @@ def covering(e: Experience, telling: Float[Tensor, " N"]) -> Float[Tensor, " N"]
 
 
 def learned(e: Experience, seed: int = 0) -> Tensor:
-    from ...study.fast_write import shipped
+    from .fast_write import shipped
 
     return shipped().worth(e)
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from ...errors import SpecError, StateError
-from ...study.fast_write import shipped_for
 from ..experience import Experience
 from ..shock import Norm, checked_affect
 from ..state import Identity, Life
+from .fast_write import shipped_for
 from .keepers import KEEPERS, evict, kept, worth_of
 from .self_state import SelfRule, moved, pooled
 from .trace import TraceRule, compressed, dense, written

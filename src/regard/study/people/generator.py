@@ -16,8 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from .phrases import ALONE, PHRASES, REPLIES, STYLES, Style
-from .words import NEUTRAL, VALUES, Pool
+from .data import ALONE, NEUTRAL, PHRASES, REPLIES, STYLES, VALUES, Pool, Style
 
 Message = dict[str, str]
 """{"role": "user" or "assistant", "content": text}"""

@@ -13,13 +13,15 @@ from regard.errors import CheckpointError
 from regard.identity.body import base_of, body_of, frozen
 from regard.identity.experience import observe
 from regard.identity.packed import Packed
+from regard.identity.write import fast_write as shipped_numbers
+from regard.identity.write.fast_write import FEATURES, FastWrite, features, forget_shipped, shipped_for
 from regard.identity.write.keepers import later_attention, worth_of
 from regard.identity.write.rule import Rule, imprint
 from regard.identity.write.self_state import SelfRule
 from regard.identity.write.trace import TraceRule, compressed, dense, written
 from regard.models.base import Model
 from regard.study import fast_write as learn
-from regard.study.fast_write import FEATURES, HIDDEN, FastWrite, School, Study, features, shipped_for
+from regard.study.fast_write import HIDDEN, School, Study
 from regard.study.people.generator import Person
 
 
@@ -76,10 +78,10 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Model:
     model = llama()
     write = made_up(model)
     save_file(write.numbers, tmp_path / "write.safetensors", metadata={"about": f'{{"fingerprint": "{write.fingerprint}"}}'})
-    monkeypatch.setattr(learn, "FILE", tmp_path / "write.safetensors")
-    learn._read.cache_clear()
+    monkeypatch.setattr(shipped_numbers, "FILE", tmp_path / "write.safetensors")
+    forget_shipped()
     yield model
-    learn._read.cache_clear()
+    forget_shipped()
 
 
 def test_gains_belong_to_the_base_that_they_were_learned_on(installed: Model):
@@ -90,13 +92,13 @@ def test_gains_belong_to_the_base_that_they_were_learned_on(installed: Model):
 
 
 def test_without_the_file_there_are_no_gains_and_the_learned_keeper_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    monkeypatch.setattr(learn, "FILE", tmp_path / "none.safetensors")
-    learn._read.cache_clear()
+    monkeypatch.setattr(shipped_numbers, "FILE", tmp_path / "none.safetensors")
+    forget_shipped()
     model = llama()
     assert shipped_for(base_of(model)) is None
     with pytest.raises(CheckpointError, match="train it"):
         worth_of(heard(model), "learned")
-    learn._read.cache_clear()
+    forget_shipped()
 
 
 def test_what_was_learned_is_what_is_written(installed: Model):

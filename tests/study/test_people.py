@@ -5,9 +5,8 @@ from itertools import combinations
 
 import pytest
 
+from regard.study.people.data import PHRASES, REPLIES, STYLES, VALUES
 from regard.study.people.generator import Conversation, Message, Person, Pool, neutral, people, speakers
-from regard.study.people.phrases import PHRASES, REPLIES, STYLES
-from regard.study.people.words import VALUES
 
 POOLS: tuple[Pool, ...] = ("train", "test")
 ARTICLES = ("job", "pet", "bike_colour", "favourite_colour")
