@@ -70,11 +70,11 @@ def measure(bench: Bench, modules: dict[str, ModuleType], out: Path | None) -> l
 
 
 def publish(folder: Path) -> list[Path]:
-    """The README's table holds every comparison that has a result, measured now or before."""
+    """The tables of the docs hold every comparison that has a result, measured now or before."""
     kept = [r for r in (report.read(n, folder) for n in NAMES) if r is not None]
     if not kept:
         return []
-    return report.update_readmes(ROOT, [row for rows, _ in kept for row in rows], kept[-1][1])
+    return report.update_docs(ROOT, [row for rows, _ in kept for row in rows], kept[-1][1])
 
 
 @contextlib.contextmanager

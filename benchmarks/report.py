@@ -1,4 +1,4 @@
-"""Rows to JSON, to Markdown, and into the README between its two markers."""
+"""Rows to JSON, to Markdown, and into the docs between two markers: a few in the READMEs, all of them in `docs/speed.md`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from typing import Any
 from .harness import Row
 
 OPEN, CLOSE = "<!-- speed -->", "<!-- /speed -->"
+
+SHOWN = (
+    ("trace", "forward, N=1024", "SDPA"),
+    ("entmax(1.5)", "forward + backward, N=1024", "package entmax"),
+    ("hard", "forward, N=2048", "SDPA"),
+    ("GPT 6 × 384", "training step, 8 × 256 tokens", "x-transformers"),
+    ("int8, one row", "64 after 32", "transformers.generate"),
+    ("rank-8 trace, self, 64 imprints", "64 after 32", "without"),
+)
+"""The rows of the READMEs: one for each thing that people ask first, met or missed."""
 
 HEADINGS = {
     "en": ("what", "run", "against", "ours", "peer", "ratio", "quartiles", "reach", "met"),
@@ -94,13 +104,15 @@ def said(text: str, language: str) -> str:
     return text
 
 
-def update_readmes(root: Path, rows: Sequence[Row], where: dict[str, Any]) -> list[Path]:
-    """Replace what stands between the markers; a README without them is left alone."""
+def update_docs(root: Path, rows: Sequence[Row], where: dict[str, Any]) -> list[Path]:
+    """Replace what stands between the markers; a page without them is left alone."""
+    few = [r for key in SHOWN for r in rows if (r.what, r.run, r.peer) == key]
+    pages = (("README.md", "en", few), ("README.ja.md", "ja", few), ("docs/speed.md", "en", rows))
     done: list[Path] = []
-    for name, language in (("README.md", "en"), ("README.ja.md", "ja")):
+    for name, language, shown in pages:
         path = root / name
         under = measured_on(where) if language == "en" else measured_on_ja(where)
-        if path.exists() and replace_block(path, f"{table(rows, language)}\n{under}"):
+        if path.exists() and replace_block(path, f"{table(shown, language)}\n{under}"):
             done.append(path)
     return done
 

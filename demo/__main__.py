@@ -13,14 +13,14 @@ from demo.screen import Screen
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
     parser.add_argument("what", choices=("demo", "docs"), help="demo: a page of figures; docs: the pictures of the docs")
-    parser.add_argument("folder", nargs="?", type=Path, help="where to write (default: demo, or docs/images)")
+    parser.add_argument("folder", nargs="?", type=Path, help="where to write (default: out, or docs/images)")
     given = parser.parse_args(arguments)
     screen, start = Screen(), time.perf_counter()
     try:
         if given.what == "demo":
             from demo.demo import build
 
-            page = build(given.folder or Path("demo"), screen)
+            page = build(given.folder or Path("out"), screen)
             screen.say(f"Open {page} in a browser. ({time.perf_counter() - start:.0f} s in all)")
         else:
             from demo.pictures import build_all

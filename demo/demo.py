@@ -10,9 +10,6 @@ from pathlib import Path
 
 import torch
 
-from regard import __version__
-from regard.attention.allow import Causal
-from regard.attention.operator import explain
 from demo import map as two_axis
 from demo import speak, speed, two, two_page
 from demo.figures import draw_eight, draw_landscape, draw_map
@@ -23,6 +20,9 @@ from demo.screen import Screen
 from demo.speed import Timing
 from demo.style import DARK, LIGHT, Draw, save
 from demo.two_figures import draw_controls, draw_selves, draw_spectra
+from regard import __version__
+from regard.attention.allow import Causal
+from regard.attention.operator import explain
 
 LEAD = (
     "regard is one attention operator over two axes: a geometry says how near a query and a key are, a selection turns a row "

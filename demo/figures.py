@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.inspect import inspect
-from regard.attention.operator import attend
-from regard.selection.gd import coherence_point, coherent_length, energy_between
 from demo.extras import need
 from demo.map import Place
 from demo.scene import EIGHT, TOPICS, Scene, look
 from demo.style import COLOURS, WEIGHTS, Theme, bar, picture
+from regard.attention.inspect import inspect
+from regard.attention.operator import attend
+from regard.selection.gd import coherence_point, coherent_length, energy_between
 
 
 def draw_eight(figure: Any, theme: Theme, s: Scene) -> None:

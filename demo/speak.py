@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from regard.errors import CheckpointError
 from demo.page import Code, Section, Table
 from demo.screen import Screen
+from regard.errors import CheckpointError
 
 SPECS = ("dot | softmax", "dot | entmax(1.5)", "dot | topk(8)", "cosine | softmax")
 PROMPT = "The lighthouse keeper opened the door and"

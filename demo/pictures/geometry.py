@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from demo.style import COLOURS, SIGNED, WEIGHTS, Draw, Theme
 from regard.attention.inspect import inspect
 from regard.attention.operator import attend
 from regard.attention.spec import parse
 from regard.state import Additive, Self, State
-from demo.style import COLOURS, SIGNED, WEIGHTS, Draw, Theme
 
 WIDE = (8.4, 3.0)
 QUERY = torch.tensor([1.0, 0.6])

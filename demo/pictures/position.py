@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from demo.extras import need
+from demo.style import COLOURS, SIGNED, WEIGHTS, Draw, Theme, picture
 from regard.attention.allow import Allow, Causal, Document, Padding, Prefix, Tile, Window, bind
 from regard.position import Relative, Rope, Sinusoidal
 from regard.position.alibi import slopes
 from regard.state import State
-from demo.extras import need
-from demo.style import COLOURS, SIGNED, WEIGHTS, Draw, Theme, picture
 
 WIDE = (8.4, 3.0)
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from demo.figures import descent, draw_descent, draw_valleys, patterns
+from demo.scene import View, look, scene
+from demo.style import COLOURS, Draw, Theme, picture
 from regard.attention.allow import Causal, Window
 from regard.attention.inspect import inspect
 from regard.attention.operator import attend
 from regard.attention.spec import parse
 from regard.selection.base import Given
 from regard.selection.gd import coherent_length, energy_between
-from demo.figures import descent, draw_descent, draw_valleys, patterns
-from demo.scene import View, look, scene
-from demo.style import COLOURS, Draw, Theme, picture
 
 WIDE = (8.4, 3.0)
 ROW = torch.tensor([2.6, 2.2, 1.9, 1.2, 0.9, 0.4, 0.1, -0.3, -0.8, -1.2, -1.7, -2.2])

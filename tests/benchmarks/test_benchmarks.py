@@ -104,17 +104,34 @@ def test_results_are_written_read_back_and_hold_no_date(tmp_path: Path) -> None:
     assert report.read("other", tmp_path) is None
 
 
-def test_only_what_stands_between_the_markers_of_a_readme_changes(tmp_path: Path) -> None:
+def test_only_what_stands_between_the_markers_of_a_page_changes(tmp_path: Path) -> None:
     where = {"torch": "2", "python": "3", "cpu": "one", "threads": 2}
-    (tmp_path / "README.md").write_text("a\n<!-- speed -->\nold\n<!-- /speed -->\nz\n", encoding="utf-8")
+    page = "a\n<!-- speed -->\nold\n<!-- /speed -->\nz\n"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(page, encoding="utf-8")
+    (tmp_path / "docs" / "speed.md").write_text(page, encoding="utf-8")
     (tmp_path / "README.ja.md").write_text("no markers\n", encoding="utf-8")
-    assert report.update_readmes(tmp_path, [row()], where) == [tmp_path / "README.md"]
-    text = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert text.startswith("a\n<!-- speed -->\n| what ")
-    assert text.endswith("\n<!-- /speed -->\nz\n")
-    assert "old" not in text
-    assert report.update_readmes(tmp_path, [row()], where) == [tmp_path / "README.md"]
-    assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
+    what, run, peer = report.SHOWN[0]
+    rows = [row(), row(what=what, run=run, peer=peer)]
+    changed = [tmp_path / "README.md", tmp_path / "docs" / "speed.md"]
+    assert report.update_docs(tmp_path, rows, where) == changed
+    few, everything = (path.read_text(encoding="utf-8") for path in changed)
+    for text in (few, everything):
+        assert text.startswith("a\n<!-- speed -->\n| what ")
+        assert text.endswith("\n<!-- /speed -->\nz\n")
+        assert "old" not in text
+    assert run in few
+    assert "N=8" not in few
+    assert run in everything
+    assert "N=8" in everything
+    assert report.update_docs(tmp_path, rows, where) == changed
+    assert [path.read_text(encoding="utf-8") for path in changed] == [few, everything]
+
+
+def test_every_row_of_the_readme_is_measured() -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    measured = {(r["what"], r["run"], r["peer"]) for f in results.glob("*.json") for r in json.loads(f.read_text())["rows"]}
+    assert set(report.SHOWN) <= measured
 
 
 def test_every_timed_comparison_agrees_with_its_peer_on_short_rows(tmp_path: Path) -> None:
