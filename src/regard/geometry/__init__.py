@@ -12,6 +12,7 @@ from .trace import Trace
 GEOMETRIES: dict[str, type[Geometry]] = {
     g.name: g for g in (Dot, Cosine, Euclidean, Trace, Additive, Rbf, Polynomial, SelfConditioned)
 }
+"""Every geometry by the word that names it in a spec."""
 
 __all__ = [
     "GEOMETRIES", "Additive", "Cosine", "Dot", "Euclidean", "Geometry", "Lowered", "Polynomial", "Rbf",

@@ -1,11 +1,11 @@
 """A persistent identity for a language model: observe, imprint, live, sleep; saved, forked, compared, rolled back.
 
-from regard.identity import Identity, Rule, consolidate, imprint, living, observe
+    from regard.identity import Identity, Rule, consolidate, imprint, living, observe
 
-mara = Identity.new(base_of(model))
-mara = imprint(mara, observe(model, chat, tokenizer, source="monday"), Rule())
-with living(model, mara):
-    print(generate(model, prompt, tokenizer=tokenizer).text)
+    mara = Identity.new(base_of(model))
+    mara = imprint(mara, observe(model, chat, tokenizer, source="monday"), Rule())
+    with living(model, mara):
+        print(generate(model, prompt, tokenizer=tokenizer).text)
 """
 
 from __future__ import annotations

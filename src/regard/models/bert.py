@@ -131,7 +131,7 @@ def mean_pooled(
 ) -> Float[Tensor, "B M"]:
     """Sentence vectors: the mean over the tokens that are real, of length 1 unless asked otherwise.
 
-    >>> vectors = mean_pooled(model(tokens, allow=Padding(lengths)).last, real)
+        vectors = mean_pooled(model(tokens, allow=Padding(lengths)).last, real)
     """
     real = torch.ones(last.shape[:2], dtype=torch.bool, device=last.device) if real is None else real
     weight = real.to(last.dtype).unsqueeze(-1)

@@ -14,6 +14,7 @@ from .wrappers import Abstain, Pointer
 
 _ROWS = (Softmax, Sparsemax, Entmax, TopK, Hard, Pointer, Monotonic, Hopfield, Energy, GD, Selective, Abstain)
 SELECTIONS: dict[str, type[Selection]] = {s.name: s for s in _ROWS}
+"""Every selection by the word that names it in a spec."""
 
 __all__ = [
     "GD", "SELECTIONS", "Abstain", "Energy", "Entmax", "Given", "Hard", "Hopfield", "Jump", "Monotonic", "Pointer",
