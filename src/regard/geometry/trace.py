@@ -1,7 +1,8 @@
 """Trace: a metric written by experience, q·k/√D − γ (q−k)ᵀ T (q−k), or the metric alone with base=none.
 
 Only T + Tᵀ is seen: (q−k)ᵀT(q−k) = qᵀTq [constant along the row] − qᵀ(T+Tᵀ)k + kᵀTk. So one product k(T+Tᵀ) gives both
-the new keys and the bias per key, and the whole costs one fused call (MATHS: the naive tensor is N·N·D).
+the new keys and the bias per key, and the whole costs one fused call, where the definition makes an N·N·D tensor
+(docs/maths.md, “Trace: one fused call”).
 
 T acts on q and k as they are before any position turns them: after RoPE it would depend on absolute position. With
 `norm=unit` the metric sees unit vectors, which bounds its share of a score by 4γ‖T‖.

@@ -55,7 +55,8 @@ class LayerRead:
     alone: bool = True
     """The first token of a text meets no slot, and stays the sink that it is to the model by itself."""
     beta: float | None = None
-    """With a number, a query refuses the slots that do not cohere with it: cos(q, k) < 1 − 1/β (MATHS: GD, unit vectors)."""
+    """With a number, a query refuses the slots that do not cohere with it: cos(q, k) < 1 − 1/β, on unit vectors
+    (docs/maths.md, “GD: one valley or two”)."""
     _kept: dict[str, Tensor] = field(default_factory=lambda: dict[str, Tensor](), init=False, repr=False)
     _owners: dict[str, Owner] = field(default_factory=lambda: dict[str, Owner](), init=False, repr=False)
     _picked: tuple[str, tuple[int, ...]] | None = field(default=None, init=False, repr=False)

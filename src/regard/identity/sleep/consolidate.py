@@ -8,7 +8,8 @@ Some answers are held back: the state that did best on them is returned, and if 
 an imprint only the value learns. Its key says when it is read, and was learned on many people together with how widely heads open to
 it; one person's night would only spoil that.
 
-MATHS §7 says why this is the fast write done right: the gradient of surprise is a signed, shock-weighted outer product.
+docs/maths.md, “The write that makes a trace somebody's”, says why this is the fast write done right: the gradient of surprise is a signed,
+shock-weighted outer product.
 """
 
 from __future__ import annotations
