@@ -6,6 +6,8 @@
     mara = imprint(mara, observe(model, chat, tokenizer, source="monday"), Rule())
     with living(model, mara):
         print(generate(model, prompt, tokenizer=tokenizer).text)
+
+Every write gives a new identity and leaves the old one as it was.
 """
 
 from __future__ import annotations

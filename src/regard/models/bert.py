@@ -132,6 +132,8 @@ def mean_pooled(
     """Sentence vectors: the mean over the tokens that are real, of length 1 unless asked otherwise.
 
         vectors = mean_pooled(model(tokens, allow=Padding(lengths)).last, real)
+
+    `real` is False where a token is padding.
     """
     real = torch.ones(last.shape[:2], dtype=torch.bool, device=last.device) if real is None else real
     weight = real.to(last.dtype).unsqueeze(-1)
