@@ -23,11 +23,16 @@ def site() -> ModuleType:
     return module
 
 
+POLICY = """<meta http-equiv="Content-Security-Policy" content="default-src 'self'; img-src 'self' data:">"""
+
+
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
     (tmp_path / "guide").mkdir()
-    (tmp_path / "index.html").write_text('<a href="guide/#part">a guide</a> <a href="https://example.org">elsewhere</a>')
-    (tmp_path / "guide" / "index.html").write_text('<h2 id="part">Part</h2><a href="..">home</a><img src="../a.png">')
+    (tmp_path / "index.html").write_text(
+        POLICY + '<a href="guide/#part">a guide</a> <a href="https://example.org">elsewhere</a>'
+    )
+    (tmp_path / "guide" / "index.html").write_text(POLICY + '<h2 id="part">Part</h2><a href="..">home</a><img src="../a.png">')
     (tmp_path / "a.png").write_bytes(b"")
     (tmp_path / "a.css").write_text("body { background: url(a.png) }")
     (tmp_path / "a.js").write_text('fetch("search.json"); const svg = "http://www.w3.org/2000/svg";')
@@ -85,8 +90,15 @@ def test_a_whole_site_passes(site: ModuleType, built: Path) -> None:
 def test_what_is_dead_or_comes_from_another_host_is_refused(
     site: ModuleType, built: Path, file: str, text: str, said: str
 ) -> None:
-    (built / file).write_text(text)
+    (built / file).write_text(POLICY + text if file.endswith(".html") else text)
     with pytest.raises(site.SiteError, match=said):
+        site.check_site(built)
+
+
+@pytest.mark.parametrize("policy", ["", POLICY.replace("data:", "https://example.org"), POLICY.replace("'self'", "*")])
+def test_a_page_that_lets_its_browser_load_from_other_hosts_is_refused(site: ModuleType, built: Path, policy: str) -> None:
+    (built / "index.html").write_text(policy + "<p>text</p>")
+    with pytest.raises(site.SiteError, match="Content-Security-Policy"):
         site.check_site(built)
 
 
