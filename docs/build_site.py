@@ -120,6 +120,8 @@ def relocated(text: str, source: Path, places: dict[Path, Path]) -> str:
         target = Path(os.path.normpath(source.parent / unquote(address.path)))
         place = places.get(target) or (Path(FOLDERS[target.as_posix()]) if target.as_posix() in FOLDERS else None)
         if place is None:
+            if not (ROOT / target).exists():
+                raise SiteError(f"{source}: {match['target']} leads nowhere; there is no {target}")
             raise SiteError(f"{source}: {match['target']} leads out of the site; add {target} to PLACES or FOLDERS")
         moved = Path(os.path.relpath(place, here)).as_posix()
         return match["open"] + moved + (f"#{address.fragment}" if address.fragment else "")

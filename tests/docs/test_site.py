@@ -60,8 +60,10 @@ def test_links_follow_their_targets_and_code_stays(site: ModuleType) -> None:
     text = "[a](docs/a.md#x)\n\n```\n[a](docs/a.md)\n```\n"
     assert site.relocated(text, Path("README.md"), places) == "[a](a.md#x)\n\n```\n[a](docs/a.md)\n```\n"
     assert site.relocated("[r](../../README.md)", Path("docs/b/c.md"), places) == "[r](../index.md)"
-    with pytest.raises(site.SiteError, match=r"src/x\.py"):
+    with pytest.raises(site.SiteError, match=r"there is no src/x\.py"):
         site.relocated("[x](src/x.py)", Path("README.md"), places)
+    with pytest.raises(site.SiteError, match=r"pyproject\.toml leads out of the site"):
+        site.relocated("[x](pyproject.toml)", Path("README.md"), places)
 
 
 def test_a_whole_site_passes(site: ModuleType, built: Path) -> None:
