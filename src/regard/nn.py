@@ -225,6 +225,7 @@ class Attention(nn.Module):
         allow: Allow | Tensor | None = None,
         state: State | None = None,
     ) -> Tensor:
+        """x attends to itself, or to `context` where one is given."""
         q, k, v = self._project(x, x if context is None else context)
         bend = self.bend
         if bend is not None and v is not None and context is None:

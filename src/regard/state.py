@@ -27,6 +27,7 @@ class LowRank:
     signs: Float[Tensor, " R"] | None = None
 
     def dense(self) -> Float[Tensor, "*heads D D"]:
+        """T itself, D × D for each head."""
         signed = self.left if self.signs is None else self.left * self.signs
         return signed @ (self.left if self.right is None else self.right).mT
 

@@ -155,14 +155,8 @@ class Identity:
         check(self)
 
     @classmethod
-    def new(cls, base: Base | nn.Module) -> Identity:
-        """An identity that has met nothing, for a model or for the base that `base_of` names it by."""
-        if isinstance(base, nn.Module):
-            from .body import base_of
-
-            base = base_of(base)
-        if not isinstance(base, Base):
-            raise StateError(f"{base!r:.60} is no model: Identity.new(model), or Identity.new(base_of(model))")
+    def new(cls, base: Base) -> Identity:
+        """The empty identity of a base model: nothing has happened yet, and reading it changes nothing."""
         return cls(base)
 
     @property
@@ -263,6 +257,7 @@ class Identity:
 
     @classmethod
     def load(cls, folder: str | Path) -> Identity:
+        """From a folder that `save` wrote; a file that is damaged or does not fit is refused."""
         folder = Path(folder)
         try:
             config = json.loads(read_bytes(folder / CONFIG))

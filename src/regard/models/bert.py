@@ -41,6 +41,7 @@ class BertConfig:
     attention: str | tuple[str, ...] = "dot | softmax"
 
     def build(self) -> Bert:
+        """A model of this shape, its weights drawn anew."""
         return Bert(self)
 
 

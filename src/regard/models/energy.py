@@ -47,6 +47,7 @@ class EnergyConfig:
     attention: str | tuple[str, ...] = "energy"
 
     def build(self) -> EnergyTransformer:
+        """A model of this shape, its weights drawn anew."""
         return EnergyTransformer(self)
 
 

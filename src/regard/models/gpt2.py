@@ -33,6 +33,7 @@ class GPT2Config:
     attention: str | tuple[str, ...] = "dot | softmax"
 
     def build(self) -> GPT2:
+        """A model of this shape, its weights drawn anew."""
         return GPT2(self)
 
 

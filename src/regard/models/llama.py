@@ -37,6 +37,7 @@ class LlamaConfig:
     attention: str | tuple[str, ...] = "dot | softmax"
 
     def build(self) -> Llama:
+        """A model of this shape, its weights drawn anew."""
         return Llama(self)
 
 

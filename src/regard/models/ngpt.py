@@ -41,6 +41,7 @@ class NGPTConfig:
     attention: str | tuple[str, ...] = "dot | softmax"
 
     def build(self) -> NGPT:
+        """A model of this shape, its weights drawn anew."""
         return NGPT(self)
 
 

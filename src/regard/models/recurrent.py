@@ -38,6 +38,7 @@ class RecurrentConfig:
     attention: str | None = None
 
     def build(self) -> Recurrent:
+        """A model of this shape, its weights drawn anew."""
         return Recurrent(self)
 
 

@@ -55,6 +55,7 @@ class RoutingConfig:
         return self.depth * self.experts
 
     def build(self) -> Routing:
+        """A model of this shape, its weights drawn anew."""
         return Routing(self)
 
 

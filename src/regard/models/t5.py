@@ -52,6 +52,7 @@ class T5Config:
         return self.depth + (self.decoder_depth or self.depth)
 
     def build(self) -> T5:
+        """A model of this shape, its weights drawn anew."""
         return T5(self)
 
 
