@@ -37,7 +37,7 @@ pictures: $(READY)      ## draw the pictures of the docs again, and measure the 
 	$(BIN)/python -m demo docs
 
 clean:
-	rm -rf $(VENV) out .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build out .pytest_cache .ruff_cache .hypothesis
 
 # torch comes first and alone: a range asked for by another package would fetch the newest build with its CUDA packages.
 $(READY): pyproject.toml constraints.txt
