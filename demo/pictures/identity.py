@@ -8,10 +8,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.identity.state import Base
-from regard.identity.experience import Experience
-from regard.identity.write.trace import TraceRule, written
 from demo.style import COLOURS, Draw, Theme
+from regard.identity.experience import Experience
+from regard.identity.state import Base
+from regard.identity.write.trace import TraceRule, written
 
 WIDTH = 32
 SHARED = 2.0

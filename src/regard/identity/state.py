@@ -155,8 +155,14 @@ class Identity:
         check(self)
 
     @classmethod
-    def new(cls, base: Base) -> Identity:
-        """The empty identity of a base model: nothing has happened yet, and reading it changes nothing."""
+    def new(cls, base: Base | nn.Module) -> Identity:
+        """The empty identity of a model, or of the base that `base_of` names it by: reading it changes nothing."""
+        if isinstance(base, nn.Module):
+            from .body import base_of
+
+            base = base_of(base)
+        if not isinstance(base, Base):
+            raise StateError(f"{base!r:.60} is no model: Identity.new(model), or Identity.new(base_of(model))")
         return cls(base)
 
     @property

@@ -92,61 +92,6 @@ class IdentityStore(Reading):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- reading -----------------------------------------------------------------------------------------------------
-
-    def names(self) -> dict[str, Commit]:
-        """Every name and the commit at its head."""
-        with self.db.read() as c:
-            return self.db.names(c)
-
-    def head(self, name: str) -> Commit:
-        """The newest commit of an identity."""
-        with self.db.read() as c:
-            return self.head_of(c, name)
-
-    def find(self, ref: str) -> Commit:
-        """The head of a name, or the one commit whose id begins so; a name goes first."""
-        with self.db.read() as c:
-            return self._find(c, ref)
-
-    def load(self, ref: str, base: Base | None = None) -> Identity:
-        """The identity at a name or commit, its `parent` set to that commit; refused where it belongs to another base."""
-        return self.identity_of(self.find(ref), base)
-
-    def log(self, name: str, limit: int | None = None) -> list[Commit]:
-        """What happened to a name, youngest first."""
-        if limit is not None and limit < 1:
-            raise StoreError(f"limit={limit}; the log shows at least one commit")
-        with self.db.read() as c:
-            return self.db.chain(c, self._find(c, name), limit)
-
-    def events(self, ref: str) -> list[Event]:
-        """The events of one commit; most have one, an import or a forgetting carries those before it too."""
-        with self.db.read() as c:
-            return self.db.events(c, [self._find(c, ref)])[0]
-
-    def journal(self, ref: str) -> list[Event]:
-        """Every event that the identity at `ref` is made of, oldest first: what was rolled back is not among them."""
-        with self.db.read() as c:
-            return self.lineage(c, self._find(c, ref))[1]
-
-    def diff(self, a: str, b: str) -> Diff:
-        """What differs between two identities or commits, each given by its name or id."""
-        x, y = self.find(a), self.find(b)
-        names = (a if a == x.id else f"{a} ({x.id[:12]})", b if b == y.id else f"{b} ({y.id[:12]})")
-        return compare(self.identity_of(x), self.identity_of(y), names)
-
-    def verify(self, name: str) -> int:
-        """Check every commit, event and blob behind a name against its hash; how many commits there are."""
-        with self.db.read() as c:
-            chain = self.db.chain(c, self.head_of(c, name))
-            self.db.events(c, chain)
-        for commit in {(x.blob, x.digest): x for x in chain}.values():
-            self.identity_of(commit)
-        if chain[-1].parent is not None or [x.number for x in chain] != list(range(len(chain) - 1, -1, -1)):
-            raise CheckpointError(f"the history of {name!r} has a gap: {len(chain)} commits, the last is {chain[-1].id[:12]}")
-        return len(chain)
-
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def new(self, name: str, identity: Identity, *, message: str = "", event: Event | None = None) -> Commit:
