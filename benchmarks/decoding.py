@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from demo.speak import PARAGRAPH
-from regard.models import Sampling, perplexity
+from regard.models import Sampling, generate, perplexity
 from regard.models import downloads as hub
-from regard.models.decode import generate
 from regard.models.decode.generate import logits_of
 from regard.models.decode.prepare import Weights, prepare
 

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from regard.identity.body import base_of
-from regard.identity.living import living
 from regard.identity.packed import Packed
+from regard.identity.speaking import living
 from regard.identity.state import Identity, Imprints, SelfState, TraceState
-from regard.models import Sampling
+from regard.models import Sampling, generate
 from regard.models import downloads as hub
 from regard.models.base import Model
-from regard.models.decode import generate
 
 from .harness import Bench, Case, Reach, Row, quartiles, take_turns
 

@@ -13,27 +13,35 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import geometry, identity, nn, position, selection
+    from . import geometry, identity, models, nn, position, selection, study, train
     from .attention.allow import All, Allow, Causal, Document, Mask, Padding, Prefix, Window
     from .attention.inspect import Attended, inspect
     from .attention.operator import attend, explain
     from .attention.plan import Plan
     from .attention.spec import Spec, parse
     from .errors import CheckpointError, CombinationError, NumericsError, RegardError, ShapeError, SpecError, StateError
-    from .identity.experience import observe
-    from .identity.hf.inject import inject
-    from .identity.living import living
-    from .identity.state import Identity
-    from .identity.write.rule import imprint
+    from .identity import (
+        Identity,
+        IdentityStore,
+        Rule,
+        consolidate,
+        generate,
+        imprint,
+        inject,
+        living,
+        observe,
+        stream,
+    )
     from .state import Additive, LowRank, Self, State
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Additive", "All", "Allow", "Attended", "Causal", "CheckpointError", "CombinationError", "Document", "Identity", "LowRank",
-    "Mask", "NumericsError", "Padding", "Plan", "Prefix", "RegardError", "Self", "ShapeError", "Spec", "SpecError", "State",
-    "StateError", "Window", "attend", "explain", "geometry", "identity", "imprint", "inject", "inspect", "living", "nn",
-    "observe", "parse", "position", "selection",
+    "Additive", "All", "Allow", "Attended", "Causal", "CheckpointError", "CombinationError", "Document", "Identity",
+    "IdentityStore", "LowRank", "Mask", "NumericsError", "Padding", "Plan", "Prefix", "RegardError", "Rule", "Self", "ShapeError",
+    "Spec", "SpecError", "State", "StateError", "Window", "attend", "consolidate", "explain", "generate", "geometry", "identity",
+    "imprint", "inject", "inspect", "living", "models", "nn", "observe", "parse", "position", "selection", "stream", "study",
+    "train",
 ]  # fmt: skip
 
 _PARTS = {
@@ -45,15 +53,13 @@ _PARTS = {
     "errors": (
         "CheckpointError", "CombinationError", "NumericsError", "RegardError", "ShapeError", "SpecError", "StateError",
     ),
-    "identity.identity": ("Identity",),
-    "identity.inject": ("inject",),
-    "identity.living": ("living",),
-    "identity.observe": ("observe",),
-    "identity.write": ("imprint",),
+    "identity": (
+        "Identity", "IdentityStore", "Rule", "consolidate", "generate", "imprint", "inject", "living", "observe", "stream",
+    ),
     "state": ("Additive", "LowRank", "Self", "State"),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _PARTS.items() for name in names}
-_MODULES = ("geometry", "identity", "models", "nn", "position", "selection", "train")
+_MODULES = ("geometry", "identity", "models", "nn", "position", "selection", "study", "train")
 
 
 def __getattr__(name: str) -> object:
@@ -68,4 +74,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, *_MODULES])
+    return sorted([*__all__, "__version__"])

@@ -22,7 +22,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from .errors import CheckpointError
+from .errors import CheckpointError, RegardError
 
 DRAFT = ".draft-"
 STALE = 24 * 3600.0
@@ -173,6 +173,24 @@ def require_plain(path: str | Path) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def reading(
+    what: object, kind: type[RegardError] = CheckpointError, *, passes: type[RegardError] = RegardError
+) -> Generator[None]:
+    """Read `what` in this block: whatever its damage makes a reader raise becomes a `kind` that names it.
+
+    Errors that `passes` names say already what is wrong.
+    """
+    try:
+        yield
+    except (passes, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        # A panic in Rust derives from BaseException, so that `except Exception` would let it through.
+        said = " ".join(str(error).split())[:300]
+        raise kind(f"{what} cannot be read: {type(error).__name__}{': ' if said else ''}{said}") from error
+
+
 def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -226,6 +244,6 @@ def _umask() -> int:
 
 
 __all__ = [
-    "DRAFT", "home", "new_folder", "new_folders", "point", "private_folder", "put", "read_plain", "replacing", "require_plain", "sweep", "sync",
+    "DRAFT", "home", "new_folder", "new_folders", "point", "private_folder", "put", "read_plain", "reading", "replacing", "require_plain", "sweep", "sync",
     "write_bytes", "write_text",
 ]  # fmt: skip

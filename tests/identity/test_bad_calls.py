@@ -15,7 +15,7 @@ from lives import HISTORY, TEXT
 from regard import CombinationError, RegardError, ShapeError, StateError
 from regard.identity.body import base_of, body_of
 from regard.identity.experience import observe
-from regard.identity.living import living
+from regard.identity.speaking import living
 from regard.identity.state import Identity
 from regard.identity.why import along, why
 from regard.identity.write.rule import Rule, imprint

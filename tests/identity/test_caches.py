@@ -17,7 +17,7 @@ from lives import TEXT
 from regard import ShapeError, StateError
 from regard.identity.body import base_of, body_of
 from regard.identity.hf.inject import inject
-from regard.identity.living import living
+from regard.identity.speaking import living
 from regard.models.base import Model
 from regard.models.decode.cache import static_caches
 from regard.models.decode.prepare import prepare

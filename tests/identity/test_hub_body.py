@@ -19,8 +19,8 @@ from regard import CombinationError, ShapeError, StateError
 from regard.identity.body import body_of
 from regard.identity.experience import observe
 from regard.identity.hf.inject import HubBody, inject
-from regard.identity.living import living
 from regard.identity.read.layer import LayerRead, layer_reads
+from regard.identity.speaking import living
 from regard.identity.state import Identity
 from regard.models.decode.generate import generate
 from regard.models.decode.sampling import Sampling

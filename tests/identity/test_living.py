@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.errors import RegardError, ShapeError, StateError
 from regard.identity.body import base_of, body_of
 from regard.identity.experience import observe
-from regard.identity.living import living
+from regard.identity.speaking import living
 from regard.identity.state import Identity
 from regard.identity.write.rule import Rule, imprint
 from regard.identity.write.self_state import SelfRule

@@ -14,8 +14,9 @@ from lives import HISTORY, TEXT, apart, gpt2, heard, letters, llama, logits, say
 
 from regard.attention.allow import Causal
 from regard.errors import RegardError, ShapeError, StateError
-from regard.identity.body import body_of, fingerprint
+from regard.identity.body import body_of
 from regard.identity.experience import LONGEST, chat_tokens, observe
+from regard.identity.read.body import fingerprint
 from regard.identity.shock import WINDOW, Norm, checked_affect, entropy, estimated_affect, surprisal
 
 

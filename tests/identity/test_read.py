@@ -12,8 +12,8 @@ from torch import Tensor
 from regard.attention.allow import Causal, Window
 from regard.errors import CombinationError, ShapeError
 from regard.identity.body import base_of, body_of
-from regard.identity.living import living
 from regard.identity.read.layer import LayerRead, layer_reads
+from regard.identity.speaking import living
 from regard.identity.state import SelfState
 from regard.models import LlamaConfig
 from regard.nn import Attention, Cache

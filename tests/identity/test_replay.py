@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from regard.errors import RegardError
 from regard.identity import Identity, IdentityStore, Rule, SelfRule, SleepRule, TraceRule, base_of
-from regard.identity.living import living
 from regard.identity.sleep.consolidate import consolidate
+from regard.identity.speaking import living
 from regard.identity.store import Event
 from regard.identity.store.replay import content, cut, happened, history, replay, sleep_rule, slept_well, told
 from regard.models import LlamaConfig

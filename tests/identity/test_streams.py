@@ -19,10 +19,10 @@ import torch
 from lives import HISTORY, TEXT
 
 from regard import CombinationError, RegardError, ShapeError, StateError
+from regard.identity import generate, stream
 from regard.identity.body import base_of
-from regard.identity.living import living
+from regard.identity.speaking import living
 from regard.models import Sampling
-from regard.models.decode import generate, stream
 
 STEPS = 5
 SAMPLING = Sampling(max_tokens=STEPS, temperature=0)

@@ -24,7 +24,7 @@ from regard import StateError
 from regard.identity.body import body_of
 from regard.identity.hf.inject import inject
 from regard.identity.hf.interface import KEY
-from regard.identity.living import living
+from regard.identity.speaking import living
 
 SPEC = "dot | topk(2)"
 

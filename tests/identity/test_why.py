@@ -10,7 +10,7 @@ import torch
 from regard.errors import RegardError
 from regard.identity import Identity, Rule, SelfRule, TraceRule, base_of
 from regard.identity.experience import observe
-from regard.identity.living import living
+from regard.identity.speaking import living
 from regard.identity.why import along, kl, why
 from regard.identity.write.rule import imprint
 from regard.models import LlamaConfig

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from regard.errors import NumericsError, ShapeError, SpecError, StateError
 from regard.identity.experience import Experience, observe
-from regard.identity.living import living
 from regard.identity.packed import LARGEST, LIMIT, Packed
+from regard.identity.sleep.free_energy import chosen_by_free_energy
+from regard.identity.speaking import living
 from regard.identity.state import Identity, SelfState
-from regard.identity.write.keepers import KEEPERS, evict, kept, worth_of
+from regard.identity.write.imprints import KEEPERS, evict, kept, worth_of
 from regard.identity.write.rule import Rule, imprint
-from regard.identity.write.self_state import LinearUpdate, MLPUpdate, SelfRule, chosen_by_free_energy, fresh, moved, pooled
+from regard.identity.write.self_state import LinearUpdate, MLPUpdate, SelfRule, fresh, moved, pooled
 from regard.identity.write.trace import TraceRule, compressed, cosine, dense, spectrum, written
 from regard.models.base import Model
 

@@ -12,9 +12,8 @@ from torch import Tensor
 import regard
 from regard import State
 from regard.errors import NumericsError, RegardError, ShapeError, SpecError
-from regard.models import GPT2Config, LlamaConfig, perplexity
+from regard.models import GPT2Config, LlamaConfig, generate, perplexity
 from regard.models.base import Model
-from regard.models.decode import generate
 from regard.models.decode.generate import Sampling, Token, logits_of
 from regard.selection import SELECTIONS
 

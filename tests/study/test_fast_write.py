@@ -15,7 +15,8 @@ from regard.identity.experience import observe
 from regard.identity.packed import Packed
 from regard.identity.write import fast_write as shipped_numbers
 from regard.identity.write.fast_write import FEATURES, FastWrite, features, forget_shipped, shipped_for
-from regard.identity.write.keepers import later_attention, worth_of
+from regard.identity.write.imprints import worth_of
+from regard.identity.write.keepers import later_attention
 from regard.identity.write.rule import Rule, imprint
 from regard.identity.write.self_state import SelfRule
 from regard.identity.write.trace import TraceRule, compressed, dense, written

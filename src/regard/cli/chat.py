@@ -216,7 +216,7 @@ class Talk:
         return self.tokenizer.encode(self.tokenizer.chat([*first, *said]))
 
     def answer(self, who: Identity | None, tokens: list[int], show: Callable[[Token], object] | None = None) -> Generated:
-        from ..models.decode.generate import generate
+        from ..identity.speaking import generate
 
         how = cast(Any, self.weights)
         return generate(self.model, tokens, self.sampling, identity=who, tokenizer=self.tokenizer, on_token=show, weights=how)

@@ -39,8 +39,8 @@ def sleep(
     regard sleep -i mara --steps 32
     regard sleep -i mara --resume
     """
-    from ..identity.living import living
     from ..identity.sleep.consolidate import SleepRule, consolidate
+    from ..identity.speaking import living
     from ..identity.store.replay import history, slept_well
 
     with open_store(store) as kept:

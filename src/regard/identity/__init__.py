@@ -1,11 +1,10 @@
 """A persistent identity for a language model: observe, imprint, live, sleep; saved, forked, compared, rolled back.
 
-    from regard.identity import Identity, Rule, consolidate, imprint, living, observe
+    from regard.identity import Identity, Rule, consolidate, generate, imprint, observe
 
-    mara = Identity.new(base_of(model))
+    mara = Identity.new(model)
     mara = imprint(mara, observe(model, chat, tokenizer, source="monday"), Rule())
-    with living(model, mara):
-        print(generate(model, prompt, tokenizer=tokenizer).text)
+    print(generate(model, prompt, tokenizer=tokenizer, identity=mara).text)
 
 Every write gives a new identity and leaves the old one as it was.
 """
@@ -13,16 +12,14 @@ Every write gives a new identity and leaves the old one as it was.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .body import base_of
     from .experience import Experience, observe
     from .hf.inject import Injected, inject
-    from .living import living
     from .sleep.consolidate import SleepRule, Slept, consolidate
+    from .speaking import generate, living, stream
     from .state import Base, Identity, Imprints, Life, SelfState, TraceState
     from .store import Event, IdentityStore
     from .write.rule import Rule, imprint
@@ -31,31 +28,33 @@ if TYPE_CHECKING:
 
 _PARTS = {
     "body": ("base_of",),
-    "consolidate": ("SleepRule", "Slept", "consolidate"),
-    "identity": ("Base", "Identity", "Imprints", "Life", "SelfState", "TraceState"),
-    "inject": ("Injected", "inject"),
-    "living": ("living",),
-    "observe": ("Experience", "observe"),
-    "self_state": ("SelfRule",),
+    "experience": ("Experience", "observe"),
+    "hf.inject": ("Injected", "inject"),
+    "speaking": ("generate", "living", "stream"),
+    "sleep.consolidate": ("SleepRule", "Slept", "consolidate"),
+    "state": ("Base", "Identity", "Imprints", "Life", "SelfState", "TraceState"),
     "store": ("Event", "IdentityStore"),
-    "trace": ("TraceRule",),
-    "write": ("Rule", "imprint"),
+    "write.rule": ("Rule", "imprint"),
+    "write.self_state": ("SelfRule",),
+    "write.trace": ("TraceRule",),
 }
 _WHERE = {name: module for module, names in _PARTS.items() for name in names}
 __all__ = [
     "Base", "Event", "Experience", "Identity", "IdentityStore", "Imprints", "Injected", "Life", "Rule", "SelfRule", "SelfState",
-    "SleepRule", "Slept", "TraceRule", "TraceState", "base_of", "consolidate", "imprint", "inject", "living", "observe",
+    "SleepRule", "Slept", "TraceRule", "TraceState", "base_of", "consolidate", "generate", "imprint", "inject", "living",
+    "observe", "stream",
 ]  # fmt: skip
 
 
-class _Package(ModuleType):
-    """Names are found when they are asked for, and a function comes before the module that it lives in."""
+def __getattr__(name: str) -> object:
+    """Names are found when they are asked for: a store is opened without waiting for models."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'regard.identity' has no attribute {name!r}")
+    if name == "Identity":
+        # Whoever knows models, so that Identity.new takes one.
+        importlib.import_module(".body", __name__)
+    return getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
 
-    def __getattribute__(self, name: str) -> object:
-        where = ModuleType.__getattribute__(self, "__dict__").get("_WHERE", {}).get(name)
-        if where is None:
-            return ModuleType.__getattribute__(self, name)
-        return getattr(importlib.import_module(f"{__name__}.{where}"), name)
 
-
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,175 +1,15 @@
-"""A model as an identity meets it: where its layers are, what they project, and who it is.
-
-`body_of` knows our own decoders; Hugging Face's are in `inject.py`. Whatever is done to a body ends with the `with` block.
-"""
+"""The body of a model: ours, or one of transformers, made once for as long as its weights stay as they are."""
 
 from __future__ import annotations
 
-import hashlib
-import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from threading import get_ident
-from typing import Any, cast
+from torch import nn
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-
-from ..attention.allow import Causal, Window
-from ..errors import CombinationError, RegardWarning, ShapeError
-from ..geometry import Dot
-from ..models.base import Model, walk
+from ..errors import CombinationError
+from ..models.base import Model
 from ..models.decode.marks import weights_mark
-from ..models.gpt2 import GPT2
-from ..models.llama import Llama
-from ..nn import Attention, bent
-from .read.layer import LayerRead, _turns  # pyright: ignore[reportPrivateUsage]
-from .state import Base
-
-PIECE = 1000
-"""Tokens of one experience at most: what is longer is lived through piece by piece."""
-SAMPLES = 1024
-"""Numbers of each weight that go into a fingerprint."""
-
-
-@dataclass(frozen=True, eq=False)
-class Heads:
-    """What one layer projected, before RoPE, of one text."""
-
-    q: Float[Tensor, "H N D"]
-    k: Float[Tensor, "G N D"]
-    v: Float[Tensor, "G N D"]
-
-
-class Body(ABC):
-    model: nn.Module
-    base: Base
-    scales: list[float]
-    """Of the scores, layer by layer."""
-    context: int | None = None
-    """Tokens that a text has at most: more were not trained on."""
-    has_places: bool = False
-    """True where the model looks places up in a table, and has none for a longer text."""
-
-    def expect_room(self, count: int) -> None:
-        """A word before minutes of work: an error for a text that has no place, a warning for one longer than was trained on."""
-        if self.context is None or count <= self.context:
-            return
-        said = f"{count:,} tokens are past this model's context of {self.context:,} tokens"
-        if self.has_places:
-            raise ShapeError(f"{said}; give them in pieces of at most {self.context:,}")
-        warnings.warn(f"{said}: it was not trained on texts as long; give them in pieces", RegardWarning, stacklevel=3)
-
-    @property
-    def piece(self) -> int:
-        """Tokens that a text is cut into where it is long, so that a chat's markup has room beside them."""
-        return PIECE if self.context is None else max(2, min(PIECE, 3 * self.context // 4))
-
-    @abstractmethod
-    def hidden(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N M"]:
-        """What the last norm leaves of every token, under whatever lives here now."""
-
-    @abstractmethod
-    def head(self, hidden: Float[Tensor, "... M"]) -> Float[Tensor, "... V"]:
-        """Logits from what `hidden` gave; where few tokens are asked for, most of their cost is saved."""
-
-    def logits(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
-        """A plain forward, under whatever lives here now."""
-        return self.head(self.hidden(tokens))
-
-    @abstractmethod
-    def watched(self, tokens: Int[Tensor, " N"]) -> tuple[Float[Tensor, "N V"], list[Heads]]:
-        """Logits, and what every layer projected on the way."""
-
-    @abstractmethod
-    def turned(self, layer: int, x: Float[Tensor, "... N D"]) -> Tensor:
-        """Queries or keys at positions 0, 1, … as the layer's RoPE turns them."""
-
-    @abstractmethod
-    def read(self, reads: Sequence[LayerRead | None]) -> Any:
-        """A context manager in which the layers read these."""
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-
-class OwnBody(Body):
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.layers = [m for m in model.modules() if isinstance(m, Attention)]
-        if not self.layers or not isinstance(model, Llama | GPT2):
-            raise CombinationError(f"a {type(model).__name__} is no decoder that an identity can live in: use LLaMA or GPT-2")
-        self.context, self.has_places = getattr(model.config, "context", None), isinstance(model, GPT2)
-        for layer in self.layers:
-            _turns(layer)
-        first = self.layers[0]
-        self.scales = [cast(Dot, x.spec.geometry).scale_for(x.head_width) for x in self.layers]
-        values = [cast(nn.Linear, x.v).weight for x in self.layers]
-        self.base = Base(
-            fingerprint([model.embed.weight, *values]),
-            len(self.layers),
-            first.key_heads,
-            first.head_width,
-            family=model.family,
-        )
-
-    def hidden(self, tokens: Tensor) -> Tensor:
-        model = cast(Llama | GPT2, self.model)
-        window = getattr(model.config, "window", None)
-        self.expect_room(tokens.shape[1])
-        x = model.embed(tokens)
-        if isinstance(model, GPT2):
-            x = x + model.place(torch.arange(tokens.shape[1], device=tokens.device))
-        rule = Causal() if window is None else Causal() & Window(window)
-        return model.norm(walk(model.blocks, x, rule, None, None, None).x)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        return cast(Llama | GPT2, self.model).head(hidden)
-
-    def watched(self, tokens: Tensor) -> tuple[Tensor, list[Heads]]:
-        seen: dict[str, list[Tensor]] = {"q": [], "k": [], "v": []}
-        with ExitStack() as hooks:
-            for layer in self.layers:
-                for name, heads in (("q", layer.heads), ("k", layer.key_heads), ("v", layer.key_heads)):
-                    hook = _catch(seen[name], heads)
-                    hooks.callback(getattr(layer, name).register_forward_hook(hook).remove)
-            logits = self.logits(tokens[None])[0]
-        return logits, [Heads(*x) for x in zip(seen["q"], seen["k"], seen["v"], strict=True)]
-
-    def turned(self, layer: int, x: Tensor) -> Tensor:
-        turns = _turns(self.layers[layer])
-        return x if turns is None else turns.rotate(x, 0)
-
-    @contextmanager
-    def read(self, reads: Sequence[LayerRead | None]) -> Generator[None]:
-        with bent(dict(zip(self.layers, reads, strict=True))):
-            yield
-
-
-def _catch(into: list[Tensor], heads: int) -> Callable[[nn.Module, Any, Tensor], None]:
-    watcher = get_ident()
-
-    def hook(module: nn.Module, given: Any, out: Tensor) -> None:
-        # Hooks are on the model for all threads, and another's text is not what is watched.
-        if get_ident() == watcher:
-            into.append(out[0].unflatten(-1, (heads, -1)).transpose(0, 1))
-
-    return hook
-
-
-def fingerprint(weights: Sequence[Tensor]) -> str:
-    """A name for a model by its weights: their shapes, and a few thousand of their numbers spread evenly."""
-    h = hashlib.sha256()
-    for w in weights:
-        flat = w.detach().reshape(-1)
-        step = max(1, flat.numel() // SAMPLES)
-        h.update(f"{tuple(w.shape)}".encode())
-        h.update(flat[::step].float().cpu().numpy().tobytes())
-    return h.hexdigest()
+from .hf.body import HubBody
+from .read.body import SAMPLES, Body, OwnBody, frozen
+from .state import Base, names_bases
 
 
 def body_of(model: nn.Module) -> Body:
@@ -185,8 +25,6 @@ def body_of(model: nn.Module) -> Body:
     if isinstance(model, Model):
         body: Body = OwnBody(model)
     else:
-        from .hf.inject import HubBody
-
         body = HubBody(model)
     object.__setattr__(model, _BODY, (mark, body))
     return body
@@ -195,25 +33,10 @@ def body_of(model: nn.Module) -> Body:
 _BODY = "_regard_body"
 
 
+@names_bases
 def base_of(model: nn.Module) -> Base:
     """Who a model is, as an identity remembers it."""
     return body_of(model).base
 
 
-__all__ = ["PIECE", "Body", "Heads", "base_of", "body_of", "fingerprint"]
-
-
-@contextmanager
-def frozen(model: nn.Module) -> Generator[None]:
-    """No weight of the model learns inside; what learnt before learns again after."""
-    learns = [p for p in model.parameters() if p.requires_grad]
-    was_training = model.training
-    model.eval()
-    for p in learns:
-        p.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for p in learns:
-            p.requires_grad_(True)
-        model.train(was_training)
+__all__ = ["Body", "base_of", "body_of", "frozen"]

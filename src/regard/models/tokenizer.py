@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import CheckpointError, ShapeError
-from ..files import read_plain, write_text
+from ..files import read_plain, reading, write_text
 from .chat import LONGEST, render
 from .continuation import continued
-from .convert.damage import reading
 from .convert.fields import Fields, read_json
 from .kept import as_ids
 from .sentencepiece import BOS, EOS, Pieces, read_tokenizer_bin, write_tokenizer_bin
@@ -271,7 +270,7 @@ def _byte_pairs(tokens: list[str], kinds: list[int], merges: list[str], pre: str
     if pre not in cuts:
         raise CheckpointError(f"{origin}: tokenizer.ggml.pre is {pre!r}; known here: {', '.join(cuts)}")
     pairs = [tuple(m.split(" ", 1)) for m in merges]
-    with reading(f"{origin}: its merges do not fit its tokens; it"):
+    with reading(f"{origin}: merges and tokens that do not fit"):
         inner = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=pairs))  # type: ignore[arg-type]
     inner.pre_tokenizer = cuts[pre]
     inner.decoder = decoders.ByteLevel()

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from ..identity.body import Body, body_of, frozen
 from ..identity.experience import Experience, observe
-from ..identity.living import living
 from ..identity.packed import Packed
 from ..identity.sleep.consolidate import ALONE, SleepRule, consolidate
 from ..identity.sleep.items import Item, anchor_item, answers_item, losses
 from ..identity.sleep.lessons import Anchors, greedy, interview
+from ..identity.speaking import living
 from ..identity.state import Identity, SelfState, TraceState
-from ..identity.write.keepers import KEEPERS
+from ..identity.write.imprints import KEEPERS
 from ..identity.write.rule import Rule, imprint
 from ..identity.write.self_state import SelfRule
 from ..identity.write.trace import TraceRule

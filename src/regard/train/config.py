@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, cast
 
 from ..errors import CheckpointError
-from ..files import read_plain
-from ..reading import reading
+from ..files import read_plain, reading
 from .limits import ConfigError, RangeError, check_range, check_ranges, shown
 
 LARGEST = 1 << 20

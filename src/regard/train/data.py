@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..files import home, new_folder, read_plain, require_plain, sweep
-from ..reading import reading
+from ..files import home, new_folder, read_plain, reading, require_plain, sweep
 from .config import DataConfig
 from .corpus import Corpus, DataError, numpy, open_corpus
 from .tokenizer import Tokenizer, joined, learn, load

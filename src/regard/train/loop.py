@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, RegardError
-from ..files import point, sweep, write_text
-from ..reading import reading
+from ..files import point, reading, sweep, write_text
 from .begin import TrainError, built, locked, same_run
 from .checkpoint import Progress, Source, Store, read_progress
 from .config import FROM_DATA, Config, ConfigError, check, dump

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, RegardError
-from ..files import read_plain, require_plain
-from ..reading import reading
+from ..files import read_plain, reading, require_plain
 from .config import Config, read
 from .config import config as make_config
 from .limits import shown

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import RegardError
-from ..files import read_plain, write_text
-from ..reading import reading
+from ..files import read_plain, reading, write_text
 
 END = "<|end|>"
 LARGEST = 1 << 30

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Mechanisms and identities inside models of transformers, through its attention interface."""

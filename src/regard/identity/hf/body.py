@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import CombinationError
 from ...models.convert.families import FAMILIES
-from ..body import Body, Heads, fingerprint
+from ..read.body import Body, Heads, fingerprint
 from ..read.layer import LayerRead
 from ..state import Base
 from .hooks import lived

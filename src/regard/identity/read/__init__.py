@@ -1,1 +1,1 @@
-"""TODO"""
+"""Reading: what an identity does to the layers of a model, and the models it can live in."""

@@ -20,9 +20,10 @@ from torch import nn
 
 from ...errors import StateError
 from ...models.tokenizer import Tokenizer
-from ..body import PIECE, base_of
+from ..body import base_of
 from ..experience import Chat, chat_tokens, observe
-from ..living import living
+from ..read.body import PIECE
+from ..speaking import living
 from ..state import Identity
 from ..write.rule import Rule, imprint
 from . import Event

@@ -24,8 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import CheckpointError
-from ...files import read_plain
-from ...reading import reading
+from ...files import read_plain, reading
 from ..experience import Experience
 from ..state import Base, Form
 from .keepers import covering, later_attention, snapkv, value_norm

@@ -18,7 +18,7 @@ from ..experience import Experience
 from ..shock import Norm, checked_affect
 from ..state import Identity, Life
 from .fast_write import shipped_for
-from .keepers import KEEPERS, evict, kept, worth_of
+from .imprints import KEEPERS, evict, kept, worth_of
 from .self_state import SelfRule, moved, pooled
 from .trace import TraceRule, compressed, dense, written
 

@@ -12,7 +12,7 @@ projecting commute, so s lives where the keys live and needs no map of its own t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...errors import ShapeError, SpecError
 from ..experience import Experience
-from ..state import Base, Form, Identity, SelfState
+from ..state import Base, Form, SelfState
 
 Update = Callable[[Float[Tensor, "L S"], Float[Tensor, "L S"]], Float[Tensor, "L S"]]
 """g: (z, s) to the direction in which s moves."""
@@ -97,34 +97,4 @@ def fresh(base: Base, form: Form) -> SelfState:
     return SelfState(torch.zeros(base.depth, width if form == "key_bias" else 2 * width), form)
 
 
-def chosen_by_free_energy(
-    model: nn.Module, identity: Identity, tokens: list[int], *, form: Form = "key_bias", steps: int = 8, rate: float = 0.02,
-    precision: float = 1.0,
-) -> Identity:  # fmt: skip
-    """The self that expects to be surprised least: a few gradient steps on surprise + precision/2 · |s − s₀|².
-
-    s₀ is where the self stands now, so precision says how firmly it is held there.
-    """
-    from ..body import body_of
-    from ..sleep.consolidate import Draft
-
-    body = body_of(model)
-    identity.base.refuse(body.base)
-    start = identity.self if identity.self is not None else fresh(identity.base, form)
-    s = start.s.clone().requires_grad_()
-    ids = torch.tensor([tokens], device=body.device)
-    optimiser = torch.optim.Adam([s], lr=rate)
-    work = Draft(replace(identity, self=start), {"s": s}, form=start.form)
-    L, G = identity.base.depth, identity.base.key_heads
-    for _ in range(steps):
-        with torch.enable_grad(), body.read(work.reads(body.scales, body.device)):
-            logits = body.logits(ids)[0]
-            surprise = torch.nn.functional.cross_entropy(logits[:-1].float(), ids[0, 1:])
-            energy = surprise + precision / 2 * (s - start.s).square().sum() / (L * G)
-            (grad,) = torch.autograd.grad(energy, [s])
-        s.grad = grad
-        optimiser.step()
-    return replace(identity, self=SelfState(s.detach(), start.form))
-
-
-__all__ = ["LinearUpdate", "MLPUpdate", "SelfRule", "chosen_by_free_energy", "fresh", "moved", "pooled"]
+__all__ = ["LinearUpdate", "MLPUpdate", "SelfRule", "fresh", "moved", "pooled"]

@@ -2,11 +2,10 @@
 
     out = generate(model, tokens, Sampling(max_tokens=64, temperature=0.7, top_p=0.9, seed=1))
     out = generate(model, ["Once", "The sea is"], Sampling(stop=("\n",)), tokenizer=tokenizer, on_token=print)
-    out = generate(model, tokens, identity=mara)
-    for token in stream(model, "Once", tokenizer=tokenizer, identity=mara): print(token.text, end="")
+    for token in stream(model, "Once", tokenizer=tokenizer): print(token.text, end="")
 
-Whoever speaks is settled when a call begins, by `identity=` or by the `living` block around it, and speaks to its end, whatever
-is entered or left meanwhile and whichever thread takes the next token.
+What overrides the layers' attention is settled when a call begins, by `overrides=` or by the block around it (`regard.living`), and
+holds to its end, whatever is entered or left meanwhile and whichever thread takes the next token.
 
 Rows of different lengths are padded on the left where the mechanism does not ask where a token stands; where it does, rows
 of one length run together. Ctrl-C gives back what there is.
@@ -19,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +35,6 @@ from .cache import static_caches
 from .prepare import Decoder, Weights, prepare
 from .sampling import Drawer, Sampling
 from .stream import Ending, Speaks, Stream, Token
-
-if TYPE_CHECKING:
-    from ...identity.living import Who
 
 PREFILL = 512
 """Tokens of the prompt that go through the model at a time: as fast as all at once, and bounded in memory."""
@@ -59,7 +55,7 @@ class Generated:
 
 
 Prompt = Tensor | str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
-Bends = Mapping[nn.Module, Bend]
+Overrides = Mapping[nn.Module, Bend]
 
 
 def generate(
@@ -67,7 +63,7 @@ def generate(
     prompt: Prompt,
     sampling: Sampling | None = None,
     *,
-    identity: Who | Literal["here"] = "here",
+    overrides: Overrides | None = None,
     tokenizer: Speaks | None = None,
     on_token: Callable[[Token], object] | None = None,
     weights: Weights = "float32",
@@ -76,10 +72,10 @@ def generate(
 ) -> Generated:
     """Continue one prompt or several: token ids, or texts where a tokenizer is given.
 
-    `identity` says who speaks: one for all rows, a list with one for each, None for the model itself; without it, whoever lives
-    here. `on_token` sees every token as it falls. A batch is one call: rows that end early wait for the others.
+    `overrides` is what the layers do instead of their own attention; without it, whatever overrides them here. `on_token` sees
+    every token as it falls. A batch is one call: rows that end early wait for the others.
     """
-    call = _Call(model, prompt, sampling or Sampling(), tokenizer, on_token, identity)
+    call = _Call(model, prompt, sampling or Sampling(), tokenizer, on_token, overrides)
     decoder = prepare(model, weights)
     try:
         with _resting(model):
@@ -96,7 +92,7 @@ def stream(
     prompt: Prompt,
     sampling: Sampling | None = None,
     *,
-    identity: Who | Literal["here"] = "here",
+    overrides: Overrides | None = None,
     tokenizer: Speaks | None = None,
     weights: Weights = "float32",
     states: States = None,
@@ -108,7 +104,7 @@ def stream(
     thread or task, one at a time, between those of other streams.
     """
     fallen: deque[Token] = deque()
-    call = _Call(model, prompt, sampling or Sampling(), tokenizer, fallen.append, identity)
+    call = _Call(model, prompt, sampling or Sampling(), tokenizer, fallen.append, overrides)
     return _streamed(model, call.run(prepare(model, weights), states, _checked_prefill(prefill)), fallen)
 
 
@@ -134,9 +130,9 @@ class _Call:
         sampling: Sampling,
         tokenizer: Speaks | None,
         on_token: Callable[[Token], object] | None,
-        identity: Who | Literal["here"],
+        overrides: Overrides | None,
     ) -> None:
-        _expect_decoder(model)
+        expect_decoder(model)
         if sampling.stop and tokenizer is None:
             raise SpecError(
                 f"stop={sampling.stop} is text, and without a tokenizer there is none: pass tokenizer=, or stop_ids="
@@ -144,12 +140,12 @@ class _Call:
         self.model, self.sampling, self.tokenizer = model, sampling, tokenizer
         self.prompts = _rows(prompt, tokenizer, model)
         _expect_room(model, max(len(p) for p in self.prompts), sampling.max_tokens)
-        self.bends: Bends = bends_in(model) if isinstance(identity, str) and identity == "here" else _bends(model, identity)
+        self.overrides: Overrides = bends_in(model) if overrides is None else overrides
         self.streams = [Stream(i, p, sampling, tokenizer, on_token) for i, p in enumerate(self.prompts)]
 
     def run(self, decoder: Decoder, states: States, prefill: int) -> Generator[None]:
-        for group in _groups(self.model, self.prompts, self.bends):
-            bends = bends_of_rows(self.bends, group, len(self.prompts))
+        for group in _groups(self.model, self.prompts, self.overrides):
+            bends = bends_of_rows(self.overrides, group, len(self.prompts))
             yield from _run(decoder, [self.streams[i] for i in group], self.sampling, states, prefill, bends)
 
     def generated(self) -> Generated:
@@ -163,15 +159,7 @@ class _Call:
         )
 
 
-def _bends(model: Model, identity: Who) -> Bends:
-    from ...identity.body import OwnBody
-    from ...identity.living import read_by
-
-    body, reads = read_by(model, identity)
-    return {m: r for m, r in zip(cast(OwnBody, body).layers, reads, strict=True) if r is not None}
-
-
-def _expect_decoder(model: object) -> None:
+def expect_decoder(model: object) -> None:
     """Raise for what does not write one token after another, by its name and with what to call instead."""
     if isinstance(model, T5):
         raise CombinationError("a T5 reads one text and writes another: model.respond(source) writes its answer")
@@ -219,7 +207,9 @@ def _resting(model: nn.Module) -> Generator[None]:
 
 
 @torch.no_grad()
-def _run(decoder: Decoder, streams: list[Stream], s: Sampling, states: States, prefill: int, bends: Bends) -> Generator[None]:
+def _run(
+    decoder: Decoder, streams: list[Stream], s: Sampling, states: States, prefill: int, bends: Overrides
+) -> Generator[None]:
     """Stops after every token; who speaks is bound to each step, and to nothing between them."""
     prompts = [x.prompt for x in streams]
     lengths = [len(p) for p in prompts]
@@ -269,7 +259,7 @@ def perplexity(model: Model, tokens: Sequence[int], *, weights: Weights = "float
 @torch.no_grad()
 def logits_of(model: Model, tokens: Sequence[int], *, weights: Weights = "float32", states: States = None) -> Tensor:
     """Logits (N, V) of every token, as decoding with these weights would see them."""
-    _expect_decoder(model)
+    expect_decoder(model)
     ids = _rows(list(tokens), None, model)[0]
     _expect_room(model, len(ids), 1)
     decoder = prepare(model, weights)
@@ -308,7 +298,7 @@ def _rows(prompt: Prompt, tokenizer: Speaks | None, model: Model) -> list[list[i
     return rows
 
 
-def _groups(model: Model, prompts: list[list[int]], bends: Bends) -> list[list[int]]:
+def _groups(model: Model, prompts: list[list[int]], bends: Overrides) -> list[list[int]]:
     """Rows that may run together: all of them, or those of one length where padding would move a token."""
     if (not isinstance(model, GPT2) and getattr(model, "family", "") != "llama") or not all(
         _paddable(m, bends) for m in model.modules()
@@ -318,7 +308,7 @@ def _groups(model: Model, prompts: list[list[int]], bends: Bends) -> list[list[i
     return [list(range(len(prompts)))]
 
 
-def _paddable(module: nn.Module, bends: Bends) -> bool:
+def _paddable(module: nn.Module, bends: Overrides) -> bool:
     """False where attention reads a token's place from the start of the row, which padding would move."""
     if not isinstance(module, Attention):
         return True
@@ -329,4 +319,15 @@ def _paddable(module: nn.Module, bends: Bends) -> bool:
     return relative and not module.inner.carries
 
 
-__all__ = ["Ending", "Generated", "Sampling", "Token", "generate", "logits_of", "perplexity", "stream"]
+__all__ = [
+    "Ending",
+    "Generated",
+    "Overrides",
+    "Sampling",
+    "Token",
+    "expect_decoder",
+    "generate",
+    "logits_of",
+    "perplexity",
+    "stream",
+]

@@ -1,4 +1,4 @@
-"""with living(model, identity): every forward and every `generate` inside is that identity's.
+"""Who speaks: `living`, a block in which every forward is an identity's, and `generate` and `stream`, which are told.
 
     with regard.living(model, mara):
         out = generate(model, prompt)
@@ -14,14 +14,21 @@ in a generator holds while that generator runs, and not for whoever calls it.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Literal, cast
 
 from torch import nn
 
 from ..errors import ShapeError, StateError
+from ..models.base import Model, States
+from ..models.decode import generate as decoding
+from ..models.decode.generate import PREFILL, Generated, Overrides, Prompt, expect_decoder
+from ..models.decode.prepare import Weights
+from ..models.decode.sampling import Sampling
+from ..models.decode.stream import Speaks, Token
 from .body import Body, body_of
+from .read.body import OwnBody
 from .read.layer import LayerRead, layer_reads
 from .state import Identity
 
@@ -69,4 +76,62 @@ def identities(given: object) -> list[Identity | None]:
     return cast(list[Identity | None], found)
 
 
-__all__ = ["Who", "living", "read_by"]
+Speaker = Who | Literal["here"]
+"""One identity for all rows, a list with one for each, None for the model itself; "here" for whoever lives in the model."""
+
+
+def generate(
+    model: Model,
+    prompt: Prompt,
+    sampling: Sampling | None = None,
+    *,
+    identity: Speaker = "here",
+    tokenizer: Speaks | None = None,
+    on_token: Callable[[Token], object] | None = None,
+    weights: Weights = "float32",
+    states: States = None,
+    prefill: int = PREFILL,
+) -> Generated:
+    """Continue one prompt or several, as `identity`: token ids, or texts where a tokenizer is given.
+
+    `on_token` sees every token as it falls. A batch is one call: rows that end early wait for the others.
+    """
+    overrides = _overrides(model, identity)
+    return decoding.generate(
+        model, prompt, sampling, overrides=overrides, tokenizer=tokenizer, on_token=on_token, weights=weights, states=states,
+        prefill=prefill,
+    )  # fmt: skip
+
+
+def stream(
+    model: Model,
+    prompt: Prompt,
+    sampling: Sampling | None = None,
+    *,
+    identity: Speaker = "here",
+    tokenizer: Speaks | None = None,
+    weights: Weights = "float32",
+    states: States = None,
+    prefill: int = PREFILL,
+) -> Iterator[Token]:
+    """`generate` as an iterator over its tokens, row by row as they fall.
+
+    Everything is checked, and settled who speaks, before this returns: the tokens may then be taken inside any block, by any
+    thread or task, one at a time, between those of other streams.
+    """
+    overrides = _overrides(model, identity)
+    return decoding.stream(
+        model, prompt, sampling, overrides=overrides, tokenizer=tokenizer, weights=weights, states=states, prefill=prefill
+    )
+
+
+def _overrides(model: Model, identity: Speaker) -> Overrides | None:
+    if isinstance(identity, str) and identity == "here":
+        return None
+    expect_decoder(model)
+    body, reads = read_by(model, identity)
+    assert isinstance(body, OwnBody)
+    return {layer: read for layer, read in zip(body.layers, reads, strict=True) if read is not None}
+
+
+__all__ = ["Speaker", "Who", "generate", "living", "read_by", "stream"]
