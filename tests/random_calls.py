@@ -31,7 +31,7 @@ from regard import Allow, Causal, Document, LowRank, Padding, Prefix, RegardErro
 from regard.attention.allow import All, rule
 from regard.attention.inspect import Attended
 from regard.attention.reference import attend_plainly
-from regard.selection import Selection, entmax
+from regard.selection import Selection, entmax_weights
 from regard.selection.wrappers import unwrap
 
 TOLERANCE = {F64: 1e-7, torch.float32: 3e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
@@ -232,7 +232,10 @@ def undecided(d: Drawn, scores: Tensor, tolerance: float) -> bool:
         # At the border of the support the gradient jumps: a little noise then changes which keys have a weight.
         e, there = alpha_of(d, inner), ~(s == float("-inf")).all(-1)
         noise = torch.randn(s.shape, generator=torch.Generator().manual_seed(0), dtype=F64) * near * 10
-        return any(not torch.equal((entmax(x, e) > 0)[there], (entmax(s, e) > 0)[there]) for x in (s + noise, s - noise))
+        return any(
+            not torch.equal((entmax_weights(x, e) > 0)[there], (entmax_weights(s, e) > 0)[there])
+            for x in (s + noise, s - noise)
+        )
     if inner.name in ("hard", "gd", "topk"):
         ordered = s.sort(-1, descending=True).values
         gaps = ordered[..., :-1] - ordered[..., 1:]

@@ -115,7 +115,7 @@ def _refusal(filled: Owner | None, now: Owner) -> str:
     return f"this cache belongs to who filled it, and {why}; begin with an empty cache, or go on as the one who filled it"
 
 
-class Bend(Protocol):
+class AttentionOverride(Protocol):
     """What an identity does to one layer: heads that RoPE has not turned yet go in, heads come out."""
 
     def meet(
@@ -128,7 +128,7 @@ class Bend(Protocol):
         """The same for one token per row, from one product (B, (H + 2G)·D); None where there is no shorter way."""
         ...
 
-    def rows(self, index: Tensor) -> Bend: ...
+    def rows(self, index: Tensor) -> AttentionOverride: ...
     @property
     def batch(self) -> int:
         """Rows that it is for, one life each; 1 is for any number of them."""
@@ -140,35 +140,37 @@ class Bend(Protocol):
         ...
 
 
-_BENDS: Scope[Bend] = Scope("bends")
+_OVERRIDES: Scope[AttentionOverride] = Scope("overrides")
 """Of the code inside a block alone: two requests may live different lives on one model at the same time."""
 
 
 @contextmanager
-def bent(bends: Mapping[nn.Module, Bend | None]) -> Generator[None]:
-    """Inside, these layers attend as their bends say; the models themselves are not touched, and others go on as they were."""
-    with _BENDS.held(bends):
+def overridden(overrides: Mapping[nn.Module, AttentionOverride | None]) -> Generator[None]:
+    """Inside, these layers attend as their overrides say; the models themselves are not touched, and others go on as they were."""
+    with _OVERRIDES.held(overrides):
         yield
 
 
 @contextmanager
-def bound(bends: Mapping[nn.Module, Bend]) -> Generator[None]:
-    """One call, whose layers attend as these bends say and no other, whoever lives there meanwhile; never around a yield."""
-    with _BENDS.bound(bends):
+def bound(overrides: Mapping[nn.Module, AttentionOverride]) -> Generator[None]:
+    """One call, whose layers attend as these overrides say and no other, whoever lives there meanwhile; never around a yield."""
+    with _OVERRIDES.bound(overrides):
         yield
 
 
-def bends_in(model: nn.Module) -> dict[nn.Module, Bend]:
-    """What bends the layers of a model here and now, to go on with wherever it will be used."""
-    return _BENDS.of(m for m in model.modules() if isinstance(m, Attention))
+def overrides_in(model: nn.Module) -> dict[nn.Module, AttentionOverride]:
+    """What overrides the layers of a model here and now, to go on with wherever it will be used."""
+    return _OVERRIDES.of(m for m in model.modules() if isinstance(m, Attention))
 
 
-def bends_of_rows(bends: Mapping[nn.Module, Bend], rows: list[int], count: int) -> dict[nn.Module, Bend]:
-    """The bends of a batch whose row i is row `rows[i]` of theirs; all rows together are `count`."""
-    for b in bends.values():
+def overrides_of_rows(
+    overrides: Mapping[nn.Module, AttentionOverride], rows: list[int], count: int
+) -> dict[nn.Module, AttentionOverride]:
+    """The overrides of a batch whose row i is row `rows[i]` of theirs; all rows together are `count`."""
+    for b in overrides.values():
         if b.batch not in (1, count):
             raise ShapeError(f"{b.batch} identities live here, one for each row, and there are {count} rows")
-    return dict(bends) if rows == list(range(count)) else {m: b.rows(torch.tensor(rows)) for m, b in bends.items()}
+    return dict(overrides) if rows == list(range(count)) else {m: b.rows(torch.tensor(rows)) for m, b in overrides.items()}
 
 
 class Attention(nn.Module):
@@ -227,9 +229,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x attends to itself, or to `context` where one is given."""
         q, k, v = self._project(x, x if context is None else context)
-        bend = self.bend
-        if bend is not None and v is not None and context is None:
-            return self.joined(bend.meet(self, q, k, v, None, allow)[0])
+        override = self.override
+        if override is not None and v is not None and context is None:
+            return self.joined(override.meet(self, q, k, v, None, allow)[0])
         return self.joined(attend(q, k, v, self.spec, allow=allow, state=self.state(state)))
 
     def inspect(
@@ -247,9 +249,9 @@ class Attention(nn.Module):
             raise CombinationError("energy moves a token by what later tokens do, so it cannot be decoded step by step")
         q, k, v = self._project(x, x)
         cache = Cache() if cache is None else cache
-        bend = self.bend
-        if bend is not None and v is not None:
-            out, cache = bend.meet(self, q, k, v, cache, allow)
+        override = self.override
+        if override is not None and v is not None:
+            out, cache = override.meet(self, q, k, v, cache, allow)
             return self.joined(out), cache
         if self.turns_early:
             q, k = (self.spec.position.apply(y, len(cache), State()) for y in (q, k))
@@ -280,9 +282,9 @@ class Attention(nn.Module):
         return out, cache if carry is None else replace(cache, carry=carry)
 
     @property
-    def bend(self) -> Bend | None:
-        """What bends this layer here and now; None for a model by itself."""
-        return _BENDS.get(self)
+    def override(self) -> AttentionOverride | None:
+        """What overrides this layer here and now; None for a model by itself."""
+        return _OVERRIDES.get(self)
 
     @cached_property
     def owner(self) -> Owner:
@@ -379,4 +381,4 @@ def _trained(spec: Spec, H: int, G: int, D: int, S: int) -> dict[str, nn.Paramet
     return {name: nn.Parameter(value) for name, value in found.items()}
 
 
-__all__ = ["Attention", "Bend", "Cache", "Owner", "bends_in", "bends_of_rows", "bent", "bound"]
+__all__ = ["Attention", "AttentionOverride", "Cache", "Owner", "bound", "overridden", "overrides_in", "overrides_of_rows"]

@@ -458,14 +458,14 @@ def test_a_night_that_is_broken_off_goes_on_to_the_same_morning(model: str, db: 
 def test_a_night_that_was_left_behind_goes_when_its_identity_does(model: str, db: Path):
     import regard.cli.sleep as module
     from regard.errors import CheckpointError
-    from regard.identity.sleep.consolidate import Night, SleepRule
+    from regard.identity.sleep.consolidate import SleepCheckpoint, SleepRule
 
     imprint(model)
     with IdentityStore(db) as store:
         head = store.head("mara").id
     file = db.parent / "people.nights" / f"{head}.safetensors"
     one = torch.ones(2)
-    night = Night(3, {"s": one}, {"s": (one * 2, one * 3)}, {"s": one * 4}, 1.5, 2, 2.0, [(0, 2.0), (2, 1.5)])
+    night = SleepCheckpoint(3, {"s": one}, {"s": (one * 2, one * 3)}, {"s": one * 4}, 1.5, 2, 2.0, [(0, 2.0), (2, 1.5)])
     module.write(file, SleepRule(steps=9), night)
     rule, again = module.read(file)
     assert rule == SleepRule(steps=9)

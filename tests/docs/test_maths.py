@@ -11,7 +11,7 @@ import torch
 
 import regard
 from regard.position.sinusoidal import sinusoids
-from regard.selection import entmax
+from regard.selection import entmax_weights
 from regard.selection.gd import coherent_length, energy_between
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +88,7 @@ def test_number_of_weights_does_not_depend_on_the_heads() -> None:
 def test_sparsemax_and_its_threshold() -> None:
     z = torch.tensor([[1, 0.5, -1]], dtype=F64)
     row = rows("sparsemax([1, 0.5, −1]) =")
-    torch.testing.assert_close(entmax(z, 2.0), row, rtol=0, atol=1e-12)
+    torch.testing.assert_close(entmax_weights(z, 2.0), row, rtol=0, atol=1e-12)
     torch.testing.assert_close((z - number("`[0.75, 0.25, 0]`, with τ =")).clamp_min(0), row, rtol=0, atol=1e-12)
 
 
@@ -96,8 +96,8 @@ def test_sparsemax_and_its_threshold() -> None:
 def test_one_hot_from_a_lead_of_one_over_alpha_minus_one(alpha: float) -> None:
     assert "A row is one-hot iff the largest score leads by 1/(α−1)" in PAGE
     lead = 1 / (alpha - 1)
-    assert entmax(torch.tensor([lead + 1e-6, 0.0], dtype=F64), alpha)[1] == 0
-    assert entmax(torch.tensor([lead - 1e-2, 0.0], dtype=F64), alpha)[1] > 0
+    assert entmax_weights(torch.tensor([lead + 1e-6, 0.0], dtype=F64), alpha)[1] == 0
+    assert entmax_weights(torch.tensor([lead - 1e-2, 0.0], dtype=F64), alpha)[1] > 0
 
 
 def test_eigenvalues_of_a_pair() -> None:

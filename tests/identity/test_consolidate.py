@@ -14,7 +14,7 @@ from regard.errors import RegardError, SpecError, StateError
 from regard.identity.body import base_of, body_of, frozen
 from regard.identity.experience import chat_tokens, observe
 from regard.identity.packed import Packed
-from regard.identity.sleep.consolidate import ALONE, Night, SleepRule, consolidate, draft
+from regard.identity.sleep.consolidate import ALONE, SleepCheckpoint, SleepRule, consolidate, draft
 from regard.identity.sleep.items import Item, answers_item, item_loss, logs_at, losses
 from regard.identity.sleep.lessons import INTERVIEW, PIECE, RETELL, Anchors, Lessons, _pieces, greedy, interview, retold
 from regard.identity.speaking import living
@@ -97,7 +97,7 @@ def test_a_night_is_the_same_every_time(model: Model, mara: Identity, items: lis
 def test_ctrl_c_keeps_the_best_so_far(model: Model, mara: Identity, items: list[Item]):
     second: list[Tensor] = []
 
-    def stop(night: Night) -> None:
+    def stop(night: SleepCheckpoint) -> None:
         if night.step == 2:
             second.append(Packed.of(night.leaves["v"]).dense())
         if night.step == 3:
@@ -111,7 +111,7 @@ def test_ctrl_c_keeps_the_best_so_far(model: Model, mara: Identity, items: list[
 
 @pytest.mark.parametrize("at", [1, 2, 5, 6])
 def test_a_night_that_was_broken_off_goes_on_as_it_would_have(model: Model, mara: Identity, items: list[Item], at: int):
-    nights: dict[int, Night] = {}
+    nights: dict[int, SleepCheckpoint] = {}
     whole, slept = asleep(model, mara, items, on_step=lambda night: nights.setdefault(night.step, deepcopy(night)))
     again, later = asleep(model, mara, items, night=nights[at])
     assert again.digest() == whole.digest()
@@ -119,7 +119,7 @@ def test_a_night_that_was_broken_off_goes_on_as_it_would_have(model: Model, mara
 
 
 def test_a_night_over_another_state_is_refused(model: Model, mara: Identity, items: list[Item]):
-    nights: list[Night] = []
+    nights: list[SleepCheckpoint] = []
     asleep(model, mara, items, replace(RULE, steps=1), on_step=lambda night: nights.append(deepcopy(night)))
     with pytest.raises(StateError, match="another state"):
         asleep(model, mara.only("self", "trace"), items, night=nights[0])

@@ -14,7 +14,7 @@ from damages import bytes_damaged, header_damaged
 from safetensors.torch import load_file, save_file
 
 from regard.errors import CheckpointError
-from regard.study import fast_write as learn
+from regard.identity.write import fast_write as learn
 
 
 def save(numbers: dict[str, torch.Tensor], path: Path, **about: object) -> None:
@@ -41,7 +41,7 @@ def test_a_damaged_file_is_refused_or_holds_the_same_numbers(tmp_path, monkeypat
     monkeypatch.setattr(learn, "FILE", path)
     for n in range(damages.rounds(300)):
         path.write_bytes(bytes_damaged(data, r) if r.randrange(2) else header_damaged(data, r))
-        learn._read.cache_clear()
+        learn.forget_shipped()
         try:
             found = learn.shipped().numbers
         except CheckpointError:
@@ -49,7 +49,7 @@ def test_a_damaged_file_is_refused_or_holds_the_same_numbers(tmp_path, monkeypat
         else:
             assert found.keys() == whole.keys()
             assert all(torch.equal(found[k], whole[k]) for k in whole), f"round {n}"
-    learn._read.cache_clear()
+    learn.forget_shipped()
     assert refused > damages.rounds(300) // 2
 
 
@@ -66,7 +66,7 @@ def test_what_is_no_plain_file_is_refused(tmp_path, what, monkeypatch):
         case _:
             pass
     monkeypatch.setattr(learn, "FILE", path)
-    learn._read.cache_clear()
+    learn.forget_shipped()
     with pytest.raises(CheckpointError, match="fast_write"):
         learn.shipped()
 

@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def bends(model: Model) -> list[object]:
-    return [m.bend for m in model.modules() if isinstance(m, Attention)]
+    return [m.override for m in model.modules() if isinstance(m, Attention)]
 
 
 def under(model: Model, who: object, tokens: list[list[int]] | list[int] = TEXT) -> Tensor:

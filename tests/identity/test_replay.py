@@ -16,7 +16,7 @@ from regard.identity import Identity, IdentityStore, Rule, SelfRule, SleepRule, 
 from regard.identity.sleep.consolidate import consolidate
 from regard.identity.speaking import living
 from regard.identity.store import Event
-from regard.identity.store.replay import content, cut, happened, history, replay, sleep_rule, slept_well, told
+from regard.identity.store.replay import apply_event, content, cut, history, imprint_event, replay, sleep_event, sleep_rule
 from regard.models import LlamaConfig
 from regard.models.base import Model
 from regard.models.tokenizer import Specials, Subwords, Tokenizer
@@ -50,9 +50,9 @@ def life(model: Model, *events: Event) -> Identity:
     return replay(model, TOKENIZER)(Identity.new(base_of(model)), events)
 
 
-DIARY = told("I am Mara. My cat is called Mochi.", source="diary", rule=RULE)
-CHAT = told([{"role": "user", "content": "Hello, I live in Porto."}, {"role": "assistant", "content": "Hello!"}], source="chat", rule=RULE, affect=0.5)  # fmt: skip
-LETTER = told("The boat leaves at nine.", source="letter", rule=RULE, affect="estimated")
+DIARY = imprint_event("I am Mara. My cat is called Mochi.", source="diary", rule=RULE)
+CHAT = imprint_event([{"role": "user", "content": "Hello, I live in Porto."}, {"role": "assistant", "content": "Hello!"}], source="chat", rule=RULE, affect=0.5)  # fmt: skip
+LETTER = imprint_event("The boat leaves at nine.", source="letter", rule=RULE, affect="estimated")
 
 
 def test_replay_comes_to_the_same_state_bit_for_bit(model: Model):
@@ -66,8 +66,8 @@ def test_replay_comes_to_the_same_state_bit_for_bit(model: Model):
 def test_what_happens_does_not_depend_on_who_lives_in_the_model(model: Model):
     mara = life(model, DIARY)
     with living(model, mara):
-        inside = happened(model, TOKENIZER, mara, CHAT)
-    assert inside.digest() == happened(model, TOKENIZER, mara, CHAT).digest()
+        inside = apply_event(model, TOKENIZER, mara, CHAT)
+    assert inside.digest() == apply_event(model, TOKENIZER, mara, CHAT).digest()
 
 
 def test_an_event_read_back_from_json_writes_the_same(model: Model):
@@ -83,7 +83,7 @@ def test_forget_proves_that_the_rest_is_all_there_is(model: Model, tmp_path: Pat
     with IdentityStore(tmp_path / "people.db") as store:
         store.new("mara", Identity.new(base_of(model)))
         for event in (DIARY, CHAT, LETTER):
-            store.update("mara", lambda me, event=event: happened(model, TOKENIZER, me, event), event=event)
+            store.update("mara", lambda me, event=event: apply_event(model, TOKENIZER, me, event), event=event)
         assert store.head("mara").digest == life(model, DIARY, CHAT, LETTER).digest()
         proof = store.forget("mara", "chat", replay(model, TOKENIZER))
         assert proof.after == proof.again == life(model, DIARY, LETTER).digest()
@@ -103,7 +103,7 @@ def test_a_night_is_slept_again_to_the_same_state(model: Model, monkeypatch: pyt
     rule = SleepRule(steps=5, look_every=1, questions=3, held_back=1, rate=0.01, self_rate=0.01)
     after, slept = consolidate(model, mara, history([DIARY, CHAT], TOKENIZER), TOKENIZER, rule)
     assert 0 < slept.best_step < rule.steps
-    night = slept_well(rule, slept)
+    night = sleep_event(rule, slept)
     assert sleep_rule(Event.read(json.loads(night.body())).rule) == rule
     assert life(model, DIARY, CHAT, night).digest() == after.digest()
     assert life(model, night).digest() == Identity.new(base_of(model)).digest()
@@ -158,7 +158,7 @@ def test_a_chat_is_cut_between_messages_and_keeps_its_roles():
 
 
 def test_long_texts_are_several_experiences(model: Model):
-    long = told("One two three. " * 30, source="long", rule=RULE, piece=100)
+    long = imprint_event("One two three. " * 30, source="long", rule=RULE, piece=100)
     assert life(model, long).life.experiences == 5
 
 

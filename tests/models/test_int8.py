@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from regard.errors import SpecError
-from regard.models import GPT2Config, LlamaConfig
-from regard.models.decode import generate, native
+from regard.models import GPT2Config, LlamaConfig, generate
+from regard.models.decode import native
 from regard.models.decode.generate import Sampling, logits_of
 from regard.models.decode.matvec import FEW, Float, Int8
 from regard.models.decode.prepare import Weights, prepare

@@ -326,22 +326,22 @@ def test_bend_is_what_an_identity_says_in_torch(
     turn = (lambda t: rope.apply(t, 7, State())) if turned else (lambda t: t)
     least = D + rank + 1
     wide = max(D + asks.shape[-1], least) + spare
-    found = native.bend(x, angles, (H, G, D), wide, scale, left, signs, bias)
+    found = native.widen(x, angles, (H, G, D), wide, scale, left, signs, bias)
     plain = (torch.cat([turn(q), asks], -1), torch.cat([turn(k), tells], -1), v)
     for here, there in zip(found, plain, strict=True):
         torch.testing.assert_close(here, F.pad(there, (0, wide - there.shape[-1])), rtol=2e-5, atol=2e-5)
     # As narrow as it may be: the last column is the last one written.
-    for here, there in zip(native.bend(x, angles, (H, G, D), least, scale, left, signs, bias), found, strict=True):
+    for here, there in zip(native.widen(x, angles, (H, G, D), least, scale, left, signs, bias), found, strict=True):
         assert torch.equal(here, there[..., :least])
 
 
-def bent(**changes: Any) -> tuple[Tensor, Tensor, Tensor]:
+def overridden(**changes: Any) -> tuple[Tensor, Tensor, Tensor]:
     rope = Rope()
     given: dict[str, Any] = {
         "x": noise(2, 32), "angles": rope.angles(noise(2, 1, 8), 3, 4), "heads": (2, 1, 8), "wide": 16, "scale": 0.3,
         "left": noise(1, 4, 8), "signs": torch.ones(4), "bias": noise(1, 8),
     }  # fmt: skip
-    return native.bend(**{**given, **changes})
+    return native.widen(**{**given, **changes})
 
 
 @pytest.mark.parametrize(
@@ -371,9 +371,9 @@ def bent(**changes: Any) -> tuple[Tensor, Tensor, Tensor]:
     ],
 )
 def test_bend_refuses_what_does_not_fit(changes: dict[str, Any], word: str):
-    assert bent()[0].shape == (2, 2, 1, 16)
+    assert overridden()[0].shape == (2, 2, 1, 16)
     with pytest.raises(ShapeError, match=word):
-        bent(**changes)
+        overridden(**changes)
 
 
 @torch.no_grad()
@@ -430,7 +430,7 @@ def test_results_are_float32_whatever_torchs_default_is():
     torch.set_default_dtype(torch.bfloat16)
     try:
         found = native.product(x, matrices), native.rms(x, noise(40).float(), 1e-5), native.swiglu(x)
-        q, _, _ = native.bend(x, None, (3, 1, 8), 9, 0.5, None, None, None)
+        q, _, _ = native.widen(x, None, (3, 1, 8), 9, 0.5, None, None, None)
     finally:
         torch.set_default_dtype(torch.float32)
     assert found[0] is not None

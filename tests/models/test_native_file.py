@@ -203,7 +203,7 @@ def test_turned_off_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch):
 def test_processes_that_build_at_once_all_multiply(folder: Path):
     only(folder).unlink()
     code = (
-        "import torch; from regard.models import native; m = native.Matrices([torch.ones(2, 8)], [None]);"
+        "import torch; from regard.models.decode import native; m = native.Matrices([torch.ones(2, 8)], [None]);"
         "print(native.reason(), native.product(torch.ones(1, 8), m).tolist())"
     )
     running = [

@@ -21,8 +21,8 @@ from regard.models.decode import native
 from regard.models.decode.generate import logits_of
 from regard.models.decode.marks import weights_mark
 from regard.models.decode.prepare import Weights, prepare
-from regard.train.config import OptimConfig
 from regard.train.optim import adamw
+from regard.train.settings import OptimConfig
 
 CONFIGS: dict[str, LlamaConfig | GPT2Config] = {
     "llama": LlamaConfig(vocabulary=53, width=32, depth=2, heads=4, key_heads=2, hidden=48, attention_bias=True),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import State, attend, inspect
-from regard.selection import entmax
+from regard.selection import entmax_weights
 from regard.selection.entmax import entmax_bisected, entmax_sorted
 
 PUBLISHED = torch.tensor([-2.0, 0.0, 0.5], dtype=F64)
@@ -17,28 +17,28 @@ STEEP = [2.1, 2.5, 4.0]
 
 
 def test_published_values_of_the_package():
-    assert_agree(entmax(PUBLISHED, 2.0), torch.tensor([0, 0.25, 0.75], dtype=F64))
-    torch.testing.assert_close(entmax(PUBLISHED, 1.5), torch.tensor([0, 0.3260, 0.6740], dtype=F64), rtol=0, atol=5e-5)
+    assert_agree(entmax_weights(PUBLISHED, 2.0), torch.tensor([0, 0.25, 0.75], dtype=F64))
+    torch.testing.assert_close(entmax_weights(PUBLISHED, 1.5), torch.tensor([0, 0.3260, 0.6740], dtype=F64), rtol=0, atol=5e-5)
 
 
 def test_published_gradients_of_the_package():
     """The weights at alpha 1.25 and how each moves with alpha; finite differences give the same."""
     alpha = torch.tensor(1.25, dtype=F64, requires_grad=True)
-    weights = entmax(PUBLISHED, alpha)
+    weights = entmax_weights(PUBLISHED, alpha)
     torch.testing.assert_close(weights, torch.tensor([0.0053, 0.3521, 0.6426], dtype=F64), rtol=0, atol=5e-5)
     found = torch.stack([torch.autograd.grad(w, alpha, retain_graph=True)[0] for w in weights])
     torch.testing.assert_close(found, torch.tensor([-0.1123, -0.0590, 0.1713], dtype=F64), rtol=0, atol=5e-5)
-    assert_agree(found, (entmax(PUBLISHED, 1.25 + 1e-5) - entmax(PUBLISHED, 1.25 - 1e-5)) / 2e-5, atol=1e-6)
+    assert_agree(found, (entmax_weights(PUBLISHED, 1.25 + 1e-5) - entmax_weights(PUBLISHED, 1.25 - 1e-5)) / 2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("ours", [entmax, entmax_sorted])
+@pytest.mark.parametrize("ours", [entmax_weights, entmax_sorted])
 @pytest.mark.parametrize(("alpha", "theirs"), [(2.0, package.sparsemax), (1.5, package.entmax15)])
 def test_equals_the_package_with_gradients(alpha, theirs, ours):
     x = random(13, 11, scale=2).requires_grad_()
     assert_same(ours(x, alpha), theirs(x, dim=-1), [x])
 
 
-@pytest.mark.parametrize("ours", [entmax, entmax_bisected])
+@pytest.mark.parametrize("ours", [entmax_weights, entmax_bisected])
 @pytest.mark.parametrize("alpha", [*ALPHAS, *STEEP])
 def test_equals_the_package_s_bisection_with_the_gradient_of_alpha(alpha, ours):
     x = random(13, 11, scale=2).requires_grad_()
@@ -61,11 +61,11 @@ def assert_same(actual, expected, leaves, **tolerance):
 )
 def test_one_row_alone_is_exact_sums_to_one_and_ignores_a_shift(row, alpha, shift):
     x = torch.tensor([row], dtype=F64)
-    p = entmax(x, alpha)
+    p = entmax_weights(x, alpha)
     assert_agree(p, package.entmax_bisect(x, alpha, dim=-1, n_iter=100), rtol=1e-6, atol=1e-8)
     assert_agree(p.sum(-1), torch.ones(1, dtype=F64))
     assert (p >= 0).all()
-    assert_agree(entmax(x + shift, alpha), p, atol=1e-7)
+    assert_agree(entmax_weights(x + shift, alpha), p, atol=1e-7)
     order = torch.argsort(x, dim=-1)
     assert (p.gather(-1, order).diff() >= -1e-12).all(), "a larger score has no smaller weight"
 
@@ -74,28 +74,28 @@ def test_one_row_alone_is_exact_sums_to_one_and_ignores_a_shift(row, alpha, shif
 def test_one_hot_exactly_when_the_gap_reaches_one_over_alpha_minus_one(alpha):
     gap = 1 / (alpha - 1)
     for factor, sure in ((0.99, False), (1.01, True)):
-        weights = entmax(torch.tensor([[0.0, -gap * factor]], dtype=F64), alpha)
+        weights = entmax_weights(torch.tensor([[0.0, -gap * factor]], dtype=F64), alpha)
         assert bool(weights[0, 1] == 0) is sure
 
 
 def test_sparsemax_of_a_distribution_is_itself():
     p = torch.softmax(random(7, 5), dim=-1)
-    assert_agree(entmax(p, 2.0), p)
+    assert_agree(entmax_weights(p, 2.0), p)
 
 
 def test_jacobian_is_the_closed_form():
     x = random(7)
     for alpha in ALPHAS:
-        p = entmax(x, alpha)
+        p = entmax_weights(x, alpha)
         w = torch.where(p > 0, p ** (2 - alpha), 0)
         expected = torch.diag(w) - torch.outer(w, w) / w.sum()
-        assert_agree(torch.autograd.functional.jacobian(lambda z, a=alpha: entmax(z, a), x), expected)
+        assert_agree(torch.autograd.functional.jacobian(lambda z, a=alpha: entmax_weights(z, a), x), expected)
 
 
 def test_alpha_near_one_is_softmax_and_a_large_alpha_is_hard():
     x = random(5, 7)
-    torch.testing.assert_close(entmax(x, 1.0001), torch.softmax(x, -1), rtol=0, atol=1e-3)
-    assert ((entmax(x, 40.0) > 0.5).sum(-1) <= 1).all()
+    torch.testing.assert_close(entmax_weights(x, 1.0001), torch.softmax(x, -1), rtol=0, atol=1e-3)
+    assert ((entmax_weights(x, 40.0) > 0.5).sum(-1) <= 1).all()
 
 
 def test_each_head_learns_its_own_alpha():

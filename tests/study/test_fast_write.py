@@ -14,7 +14,7 @@ from regard.identity.body import base_of, body_of, frozen
 from regard.identity.experience import observe
 from regard.identity.packed import Packed
 from regard.identity.write import fast_write as shipped_numbers
-from regard.identity.write.fast_write import FEATURES, FastWrite, features, forget_shipped, shipped_for
+from regard.identity.write.fast_write import FEATURES, HIDDEN, FastWrite, features, forget_shipped, shipped_for
 from regard.identity.write.imprints import worth_of
 from regard.identity.write.keepers import later_attention
 from regard.identity.write.rule import Rule, imprint
@@ -22,7 +22,7 @@ from regard.identity.write.self_state import SelfRule
 from regard.identity.write.trace import TraceRule, compressed, dense, written
 from regard.models.base import Model
 from regard.study import fast_write as learn
-from regard.study.fast_write import HIDDEN, School, Study
+from regard.study.fast_write import School, Study
 from regard.study.people.generator import Person
 
 

@@ -4,7 +4,7 @@ import typer
 from typer.testing import CliRunner
 
 from regard.cli.train import train
-from regard.train.config import read
+from regard.train.settings import read
 
 from .conftest import SMALL
 

@@ -4,7 +4,7 @@ import pytest
 
 from regard.models import GPT2Config, LlamaConfig
 from regard.train import FAMILIES, ConfigError, config
-from regard.train.config import dump, parse_override, read, yaml
+from regard.train.settings import dump, parse_override, read, yaml
 
 
 def test_overrides_come_after_the_file_and_the_file_after_the_defaults():

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from regard.errors import RegardError
 from regard.train import Config, load_run, train
 from regard.train.checkpoint import iter_metrics
-from regard.train.config import dump
+from regard.train.settings import dump
 
 WRITES = ("replace", "fsync", "symlink", "mkdir")
 """Calls of `os` between which a run's files are written."""
@@ -129,7 +129,7 @@ def test_a_kill_at_any_write_loses_nothing(half):
 LIMITED = """
 import resource, sys
 from regard.train import config, train
-from regard.train.config import read
+from regard.train.settings import read
 c = config(read(sys.argv[1]), ["train.steps=4"])
 resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 train(c, sys.argv[2], resume=True, quiet=True)

@@ -18,10 +18,10 @@ from regard.train import config, load_run, train
 from regard.train import data as data_module
 from regard.train.begin import same_run
 from regard.train.checkpoint import Store, iter_metrics
-from regard.train.config import dump, read, yaml
 from regard.train.distributed import Ranks
 from regard.train.optim import adamw
 from regard.train.restore import digest, read_progress, sealed
+from regard.train.settings import dump, read, yaml
 
 from .conftest import SMALL, TEXT
 

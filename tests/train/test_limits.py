@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from regard.cli.train import train as train_verb
 from regard.train import FAMILIES, ConfigError, DataError, TrainError, config, load_run, train
-from regard.train.config import read
 from regard.train.limits import RANGES, shown
+from regard.train.settings import read
 
 app = typer.Typer()
 app.command()(train_verb)

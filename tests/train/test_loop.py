@@ -128,7 +128,7 @@ def test_best_and_last_are_kept_and_the_others_are_not(small, tmp_path, monkeypa
 def test_a_run_says_what_it_was(small, tmp_path):
     c = small()
     train(c, tmp_path / "run", quiet=True)
-    from regard.train.config import read
+    from regard.train.settings import read
 
     again = config(read(tmp_path / "run" / "config.yaml"))
     assert again.train == c.train
@@ -218,7 +218,7 @@ def test_an_unknown_device_is_refused():
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_saves_and_ends_the_run_cleanly(small, tmp_path, name):
     c, run = small("train.steps=1000000", "train.save_every=1000000", "train.validate_every=1000000"), tmp_path / "run"
-    from regard.train.config import dump
+    from regard.train.settings import dump
 
     (tmp_path / "c.yaml").write_text(dump(c.tree()))
     command = [sys.executable, "-m", "regard.cli.train", "--config", str(tmp_path / "c.yaml"), "--out", str(run)]

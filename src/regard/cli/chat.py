@@ -241,15 +241,15 @@ class Talk:
     def imprint(self, pair: list[dict[str, str]]) -> None:
         """The turn into the identity as it is now, which may be ahead of the one that is being read."""
         from ..identity.body import body_of
-        from ..identity.store.replay import happened, told
+        from ..identity.store.replay import apply_event, imprint_event
 
         name = cast(str, self.name)
-        event = told(pair, source=self.source, rule=self.rule, affect=self.affect, piece=body_of(self.model).piece)
+        event = imprint_event(pair, source=self.source, rule=self.rule, affect=self.affect, piece=body_of(self.model).piece)
         before = after = self.store.load(name)
 
         def write(me: Identity) -> Identity:
             nonlocal before, after
-            before, after = me, happened(self.model, self.tokenizer, me, event)
+            before, after = me, apply_event(self.model, self.tokenizer, me, event)
             return after
 
         commit = self.store.update(name, write, event=event)

@@ -58,7 +58,7 @@ def imprint(
     from ..identity import Identity, Rule
     from ..identity.body import body_of
     from ..identity.store.records import checked_name, unique_source
-    from ..identity.store.replay import happened, told
+    from ..identity.store.replay import apply_event, imprint_event
 
     checked_name(identity)
     gain = parse_affect(affect)
@@ -66,7 +66,7 @@ def imprint(
     # Two files of one name are two sources; one file is the same source wherever it lies.
     said = messages(text, file)
     name = source or unique_source("stdin" if file == "-" else Path(file).stem, json.dumps(said))
-    event = told(said, source=name, rule=rule, affect=gain)
+    event = imprint_event(said, source=name, rule=rule, affect=gain)
     with open_store(store) as kept:
         known = identity in kept.names()
         if known and not again and (before := _lived(kept.journal(identity), event)) is not None:
@@ -80,8 +80,8 @@ def imprint(
             body, tokenizer, base = open_model(model, tell)
             # Another model's identity is refused before anything is read, which may take long.
             start = kept.load(identity, base) if known else Identity.new(base)
-            event = told(said, source=name, rule=rule, affect=gain, piece=body_of(body).piece)
-            after = happened(body, tokenizer, start, event, tell=tell)
+            event = imprint_event(said, source=name, rule=rule, affect=gain, piece=body_of(body).piece)
+            after = apply_event(body, tokenizer, start, event, tell=tell)
             expected = start.parent if known else kept.new(identity, start).id
             commit = kept.commit(identity, after, event=event, expected=expected)
         if not known:

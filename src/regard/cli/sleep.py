@@ -16,7 +16,7 @@ from .who import ModelOption, StoreOption, load, note, open_model, open_store, s
 
 if TYPE_CHECKING:
     from ..identity import IdentityStore, SleepRule
-    from ..identity.sleep.consolidate import Night
+    from ..identity.sleep.consolidate import SleepCheckpoint
 
 
 @verb
@@ -41,12 +41,12 @@ def sleep(
     """
     from ..identity.sleep.consolidate import SleepRule, consolidate
     from ..identity.speaking import living
-    from ..identity.store.replay import history, slept_well
+    from ..identity.store.replay import history, sleep_event
 
     with open_store(store) as kept:
         load(kept, identity)
         start = kept.head(identity).id
-        night: Night | None = None
+        night: SleepCheckpoint | None = None
         rule = SleepRule(seed=seed) if steps is None else SleepRule(steps=steps, seed=seed)
         kept.sweep_drafts()
         if resume:
@@ -65,7 +65,7 @@ def sleep(
                     f"{identity} has lived through nothing yet; imprint something first: regard imprint FILE --identity {identity}"
                 )
 
-            def keep(now: Night) -> None:
+            def keep(now: SleepCheckpoint) -> None:
                 file = _file(kept, start)
                 write(file, rule, now)
                 # After it is written: whoever forgets removes the commit first and then looks for its night, so that one of the
@@ -85,7 +85,7 @@ def sleep(
                 # What the first part of the night wrote is part of the whole night: it must not count twice.
                 kept.rollback(identity, start, message="the night goes on")
                 head = kept.head(identity)
-            event = slept_well(rule, slept)
+            event = sleep_event(rule, slept)
             commit = kept.commit(identity, after, event=event, expected=head.id, message=held)
             typer.echo(f"slept over {several(len(past), 'conversation')}: {held}, best after step {slept.best_step}")
             typer.echo(f"{identity} {commit.id[:12]}  {size(after.nbytes)}")
@@ -113,7 +113,7 @@ def _file(store: IdentityStore, commit: str) -> Path:
     return store.nights / f"{commit}.safetensors"
 
 
-def write(file: Path, rule: SleepRule, night: Night) -> None:
+def write(file: Path, rule: SleepRule, night: SleepCheckpoint) -> None:
     """Where a night stands, whole or not at all."""
     from safetensors.torch import save
 
@@ -130,11 +130,11 @@ def write(file: Path, rule: SleepRule, night: Night) -> None:
     write_bytes(file, data, private=True)
 
 
-def read(file: Path) -> tuple[SleepRule, Night]:
+def read(file: Path) -> tuple[SleepRule, SleepCheckpoint]:
     from safetensors import SafetensorError, safe_open
 
     from ..errors import CheckpointError
-    from ..identity.sleep.consolidate import Night
+    from ..identity.sleep.consolidate import SleepCheckpoint
     from ..identity.store.replay import sleep_rule
 
     found: dict[str, dict[str, Any]] = {"leaves": {}, "best": {}, "moments": {}}
@@ -148,7 +148,7 @@ def read(file: Path) -> tuple[SleepRule, Night]:
             moments = {n[2:]: (x, found["moments"][f"1.{n[2:]}"]) for n, x in found["moments"].items() if n.startswith("0.")}
             looks = [(int(a), float(b)) for a, b in values["looks"]]
             numbers = {n: values[n] for n in ("step", "best_loss", "best_step", "before")}
-            night = Night(leaves=found["leaves"], best=found["best"], moments=moments, looks=looks, **numbers)
+            night = SleepCheckpoint(leaves=found["leaves"], best=found["best"], moments=moments, looks=looks, **numbers)
             return sleep_rule(values["rule"]), night
         except (SafetensorError, KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"{file.name} holds no night that can go on ({error}); begin one without --resume") from error

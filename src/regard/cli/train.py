@@ -42,8 +42,8 @@ def train(
     from ..errors import RegardError
     from ..train import config as make_config
     from ..train import train as run_training
-    from ..train.config import dump, read
     from ..train.distributed import from_environment
+    from ..train.settings import dump, read
 
     try:
         if resume:

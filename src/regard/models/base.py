@@ -16,7 +16,7 @@ from ..attention.inspect import Attended
 from ..errors import ShapeError
 from ..nn import Attention, Cache
 from ..state import State
-from .blocks import Seat
+from .blocks import BlockContext
 from .kept import Kept
 
 
@@ -120,7 +120,7 @@ class Walk:
         )
 
 
-Step = Callable[[Tensor, Seat], tuple[Tensor, Cache | None, Attended | None]]
+Step = Callable[[Tensor, BlockContext], tuple[Tensor, Cache | None, Attended | None]]
 """A block, or anything that is called as one."""
 
 
@@ -136,7 +136,7 @@ def walk(
     look = look or Look()
     hidden, seen, grown = [x], list[Attended](), list[Cache]()
     for i, (block, state) in enumerate(zip(blocks, per_layer(states, len(blocks)), strict=True)):
-        x, cache, attended = block(x, Seat(rule, state, None if caches is None else caches[i], look.attention))
+        x, cache, attended = block(x, BlockContext(rule, state, None if caches is None else caches[i], look.attention))
         if look.hidden:
             hidden.append(x)
         if cache is not None:

@@ -46,7 +46,7 @@ class FeedForward(nn.Module):
 
 
 @dataclass(frozen=True)
-class Seat:
+class BlockContext:
     """What a block is told in one call: who may meet, the layer's state, its cache, and whether to look closely."""
 
     allow: Allow | None = None
@@ -74,20 +74,20 @@ class Block(nn.Module):
         self.norm_1, self.norm_2 = norms
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, seat: Seat) -> tuple[Tensor, Cache | None, Attended | None]:
+    def forward(self, x: Tensor, seat: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
         x, cache, seen = self.attend(x, seat)
         if self.order == "pre":
             return x + self.dropout(self.ffn(self.norm_2(x))), cache, seen
         x = self.norm_1(x)
         return self.norm_2(x + self.dropout(self.ffn(x))), cache, seen
 
-    def attend(self, x: Tensor, seat: Seat) -> tuple[Tensor, Cache | None, Attended | None]:
+    def attend(self, x: Tensor, seat: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
         """The first half: x and what attention adds to it."""
         a, cache, seen = attended(self.attention, self.norm_1(x) if self.order == "pre" else x, seat)
         return x + self.dropout(a), cache, seen
 
 
-def attended(attention: Attention, x: Tensor, seat: Seat) -> tuple[Tensor, Cache | None, Attended | None]:
+def attended(attention: Attention, x: Tensor, seat: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
     """One attention layer as its seat asks: whole, after a cache, or inspected."""
     if seat.cache is not None:
         out, cache = attention.step(x, seat.cache, allow=seat.allow, state=seat.state)

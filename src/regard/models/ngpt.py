@@ -24,7 +24,7 @@ from ..geometry import Dot
 from ..nn import Attention, Cache
 from ..position import Rope
 from .base import Look, Model, Output, States, walk
-from .blocks import Seat, attended, layer_specs
+from .blocks import BlockContext, attended, layer_specs
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class SphereBlock(nn.Module):
         self.alpha_attention = Gain(c.width, c.alpha, c.width**-0.5)
         self.alpha_ffn = Gain(c.width, c.alpha, c.width**-0.5)
 
-    def forward(self, h: Tensor, seat: Seat) -> tuple[Tensor, Cache | None, Attended | None]:
+    def forward(self, h: Tensor, seat: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
         a, cache, seen = attended(self.attention, h, seat)
         h = toward(h, a, self.alpha_attention())
         return toward(h, self.ffn(h), self.alpha_ffn()), cache, seen
@@ -118,7 +118,7 @@ class SphereAttention(Attention):
 
 
 class SphereFeedForward(nn.Module):
-    """down(s_u ⊙ up h · silu(√M s_v ⊙ gate h)): √M brings the product of two unit vectors to a size where SiLU bends."""
+    """down(s_u ⊙ up h · silu(√M s_v ⊙ gate h)): √M brings the product of two unit vectors to a size where SiLU overrides."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

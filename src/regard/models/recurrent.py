@@ -18,7 +18,7 @@ from ..attention.allow import Allow, Causal
 from ..errors import ShapeError, SpecError
 from ..nn import Attention, Cache
 from .base import Look, Model, Output, States, per_layer
-from .blocks import Seat, attended
+from .blocks import BlockContext, attended
 
 Kind = Literal["lstm", "gru", "cnn"]
 
@@ -88,7 +88,7 @@ class Recurrent(Model):
             rule = Causal() if allow is None else Causal() & allow
             state = per_layer(states, 1)[0]
             a, cache, seen = attended(
-                self.attention, x, Seat(rule, state, None if caches is None else caches[-1], look.attention)
+                self.attention, x, BlockContext(rule, state, None if caches is None else caches[-1], look.attention)
             )
             x = x + a
             hidden.append(x)

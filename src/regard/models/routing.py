@@ -23,7 +23,7 @@ from ..attention.spec import Spec
 from ..nn import Attention, Cache
 from ..position import Rope
 from .base import Look, Model, Output, States, walk
-from .blocks import Activation, Block, FeedForward, Seat, layer_specs
+from .blocks import Activation, Block, BlockContext, FeedForward, layer_specs
 from .clusters import ClusteredAttention
 from .experts import Experts, Route
 
@@ -116,7 +116,9 @@ class RoutedBlock(Block):
         )
         super().__init__(attention, ffn, (nn.RMSNorm(c.width, eps=c.eps), nn.RMSNorm(c.width, eps=c.eps)))
 
-    def forward(self, x: Tensor, seat: Seat, routes: list[Route] | None = None) -> tuple[Tensor, Cache | None, Attended | None]:
+    def forward(
+        self, x: Tensor, seat: BlockContext, routes: list[Route] | None = None
+    ) -> tuple[Tensor, Cache | None, Attended | None]:
         if not isinstance(self.ffn, Experts):
             return super().forward(x, seat)
         x, cache, seen = self.attend(x, seat)

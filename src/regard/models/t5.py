@@ -21,7 +21,7 @@ from ..errors import ShapeError
 from ..nn import Attention, Cache
 from ..position import NoPosition, Relative
 from .base import Look, Model, Output, States, walk
-from .blocks import Activation, Block, FeedForward, Seat, attended, layer_specs
+from .blocks import Activation, Block, BlockContext, FeedForward, attended, layer_specs
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class DecoderBlock(nn.Module):
         self.norm_cross = nn.RMSNorm(c.width, eps=c.eps)
         self.dropout = nn.Dropout(c.dropout)
 
-    def forward(self, x: Tensor, seat: Seat, source: Source) -> tuple[Tensor, Cache | None, Attended | None]:
+    def forward(self, x: Tensor, seat: BlockContext, source: Source) -> tuple[Tensor, Cache | None, Attended | None]:
         a, cache, seen = attended(self.attention, self.norm_1(x), seat)
         x = x + self.dropout(a)
         x = x + self.dropout(self.cross.look(self.norm_cross(x), source))

@@ -2,7 +2,7 @@
 
 from .base import Given, Selection
 from .energy import Energy
-from .entmax import Entmax, Sparsemax, entmax
+from .entmax import Entmax, Sparsemax, entmax_weights
 from .gd import GD, Jump
 from .hard import Hard
 from .hopfield import Hopfield
@@ -18,5 +18,5 @@ SELECTIONS: dict[str, type[Selection]] = {s.name: s for s in _ROWS}
 
 __all__ = [
     "GD", "SELECTIONS", "Abstain", "Energy", "Entmax", "Given", "Hard", "Hopfield", "Jump", "Monotonic", "Pointer",
-    "Selection", "Selective", "Softmax", "Sparsemax", "TopK", "entmax",
+    "Selection", "Selective", "Softmax", "Sparsemax", "TopK", "entmax_weights",
 ]  # fmt: skip

@@ -121,7 +121,7 @@ def _support_weight(p: Tensor, alpha: float | Tensor) -> Tensor:
     return power(p.clamp_min(_FLOOR), 2 - alpha).mul_(p.sign())
 
 
-def entmax(scores: Tensor, alpha: float | Tensor) -> Tensor:
+def entmax_weights(scores: Tensor, alpha: float | Tensor) -> Tensor:
     """α-entmax along the last axis, with the gradient of the scores and of α (a tensor that broadcasts to a row)."""
     return _Entmax.apply(scores, float(alpha) if isinstance(alpha, int) else alpha)  # pyright: ignore
 
@@ -188,7 +188,7 @@ class Entmax(Selection):
         return entmax_bisected(scores, alpha)
 
     def rows(self, scores: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
-        return entmax(scores, self._alpha(given)), None
+        return entmax_weights(scores, self._alpha(given)), None
 
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor:
         alpha = self._alpha(given)

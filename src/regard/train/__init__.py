@@ -1,9 +1,9 @@
 """Training: one loop for one core or many hosts, configs, data, tokenizers and checkpoints."""
 
 from .checkpoint import CheckpointError, Progress, load_run
-from .config import FAMILIES, Config, ConfigError, DataConfig, OptimConfig, TrainConfig, config
 from .corpus import DataError
 from .loop import Result, TrainError, train
+from .settings import FAMILIES, Config, ConfigError, DataConfig, OptimConfig, TrainConfig, config
 from .tokenizer import Tokenizer, TokenizerError
 
 __all__ = [

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from ..errors import CheckpointError, RegardError
-from .config import Config, ConfigError
 from .data import Windows
 from .limits import shown
 from .restore import Progress, outline, read_config, read_state, verify
+from .settings import Config, ConfigError
 from .tokenizer import Tokenizer
 from .tokenizer import load as load_tokenizer
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..errors import CheckpointError, RegardError
 from ..files import require_plain
-from .config import DataConfig
 from .limits import shown
+from .settings import DataConfig
 
 CHUNK = 1 << 20
 SUFFIXES = (".txt", ".md", ".text", ".jsonl")

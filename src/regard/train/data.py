@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..files import home, new_folder, read_plain, reading, require_plain, sweep
-from .config import DataConfig
 from .corpus import Corpus, DataError, numpy, open_corpus
+from .settings import DataConfig
 from .tokenizer import Tokenizer, joined, learn, load
 
 VERSION = 1

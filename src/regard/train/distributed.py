@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import RegardError
-from .config import ConfigError, TrainConfig
+from .settings import ConfigError, TrainConfig
 
 Spread = Literal["none", "ddp", "fsdp"]
 TEXT = 4096

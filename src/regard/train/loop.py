@@ -24,7 +24,6 @@ from ..errors import CheckpointError, RegardError
 from ..files import point, reading, sweep, write_text
 from .begin import TrainError, built, locked, same_run
 from .checkpoint import Progress, Source, Store, read_progress
-from .config import FROM_DATA, Config, ConfigError, check, dump
 from .corpus import Corpus
 from .data import Tokens, Windows, find_text
 from .data import tokens as open_tokens
@@ -32,6 +31,7 @@ from .distributed import Ranks, part_of_step, spread
 from .distributed import joined as joined_ranks
 from .optim import adamw, clip, rate, set_rate
 from .report import Metrics, Reporter, reporter
+from .settings import FROM_DATA, Config, ConfigError, check, dump
 from .tokenizer import Tokenizer
 
 IGNORED = -100

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .config import OptimConfig
+from .settings import OptimConfig
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

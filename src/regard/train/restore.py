@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError, RegardError
 from ..files import read_plain, reading, require_plain
-from .config import Config, read
-from .config import config as make_config
 from .limits import shown
+from .settings import Config, read
+from .settings import config as make_config
 from .tokenizer import Tokenizer
 from .tokenizer import load as load_tokenizer
 

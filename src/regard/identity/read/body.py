@@ -24,7 +24,7 @@ from ...geometry import Dot
 from ...models.base import Model, walk
 from ...models.gpt2 import GPT2
 from ...models.llama import Llama
-from ...nn import Attention, bent
+from ...nn import Attention, overridden
 from ..state import Base
 from .layer import LayerRead, _turns  # pyright: ignore[reportPrivateUsage]
 
@@ -145,7 +145,7 @@ class OwnBody(Body):
 
     @contextmanager
     def read(self, reads: Sequence[LayerRead | None]) -> Generator[None]:
-        with bent(dict(zip(self.layers, reads, strict=True))):
+        with overridden(dict(zip(self.layers, reads, strict=True))):
             yield
 
 

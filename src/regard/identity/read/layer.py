@@ -216,7 +216,7 @@ class LayerRead:
         angles = None if turns is None else turns.angles(qkv.view(batch, -1, D), at, at + 1)
         wide = cache.keys().shape[-1]
         left, signs, bias = (None if x is None else x[0].float().contiguous() for x in (self.left, self.signs, self.bias))
-        q, k, v = native.bend(qkv, angles, (H, G, D), wide, self.scale, left, signs, bias)
+        q, k, v = native.widen(qkv, angles, (H, G, D), wide, self.scale, left, signs, bias)
         cache = cache.grown(k, v)
         return one_row(q, cache.keys(), cache.values(), self.scale)[..., :D], cache
 
@@ -239,7 +239,7 @@ _NOTHING = State()
 def _turns(attention: Attention) -> Rope | None:
     spec = attention.spec
     if not isinstance(spec.geometry, Dot):
-        raise CombinationError(f"an identity bends scaled dot products, and this layer is {spec}")
+        raise CombinationError(f"an identity overrides scaled dot products, and this layer is {spec}")
     if isinstance(spec.position, NoPosition):
         return None
     if not isinstance(spec.position, Rope) or not spec.position.early:

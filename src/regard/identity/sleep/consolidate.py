@@ -179,7 +179,7 @@ class Slept:
 
 
 @dataclass
-class Night:
+class SleepCheckpoint:
     """Where a night stands; given back to `consolidate`, it goes on from there."""
 
     step: int
@@ -200,8 +200,8 @@ def consolidate(
     rule: SleepRule | None = None,
     *,
     tell: Callable[[str, float | None], object] = lambda what, share: None,
-    night: Night | None = None,
-    on_step: Callable[[Night], object] = lambda night: None,
+    night: SleepCheckpoint | None = None,
+    on_step: Callable[[SleepCheckpoint], object] = lambda night: None,
     items: list[Item] | None = None,
     anchors: Anchors | None = None,
 ) -> tuple[Identity, Slept]:
@@ -238,7 +238,9 @@ def consolidate(
         optimiser = torch.optim.Adam(_groups(work, rule))
         if night is None:
             before = _mean_loss(body, identity, held)
-            night = Night(0, {}, {}, {n: x.detach().clone() for n, x in work.leaves.items()}, before, 0, before, [(0, before)])
+            night = SleepCheckpoint(
+                0, {}, {}, {n: x.detach().clone() for n, x in work.leaves.items()}, before, 0, before, [(0, before)]
+            )
         else:
             _resume(work, optimiser, night)
         interrupted = False
@@ -289,7 +291,7 @@ def _groups(work: Draft, rule: SleepRule) -> list[dict[str, Any]]:
     return [{"params": [x], "lr": paces[n], "pace": paces[n]} for n, x in work.leaves.items()]
 
 
-def _remember(work: Draft, optimiser: torch.optim.Adam, night: Night) -> None:
+def _remember(work: Draft, optimiser: torch.optim.Adam, night: SleepCheckpoint) -> None:
     night.leaves = {n: x.detach().clone() for n, x in work.leaves.items()}
     state = optimiser.state
     night.moments = {
@@ -297,7 +299,7 @@ def _remember(work: Draft, optimiser: torch.optim.Adam, night: Night) -> None:
     }
 
 
-def _resume(work: Draft, optimiser: torch.optim.Adam, night: Night) -> None:
+def _resume(work: Draft, optimiser: torch.optim.Adam, night: SleepCheckpoint) -> None:
     """Put the leaves and the optimiser where the night left them."""
     if {n: x.shape for n, x in night.leaves.items()} != {n: x.shape for n, x in work.leaves.items()}:
         raise StateError("this night was spent over another state; start a new one")

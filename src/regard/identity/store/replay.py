@@ -1,7 +1,7 @@
 """An event as a write, and a journal as a life lived again.
 
-    event = told("I am Mara.", source="diary", rule=Rule())
-    mara = happened(model, tokenizer, mara, event)                the same write, whether it happens now or is replayed
+    event = imprint_event("I am Mara.", source="diary", rule=Rule())
+    mara = apply_event(model, tokenizer, mara, event)                the same write, whether it happens now or is replayed
     store.forget("mara", "diary", replay(model, tokenizer))       all that the diary did not write, made again from nothing
 
 What an event wrote depends on the model, the identity before it and the event alone: texts are read by the model itself, with
@@ -29,7 +29,7 @@ from ..write.rule import Rule, imprint
 from . import Event
 
 if TYPE_CHECKING:
-    from ..sleep.consolidate import Night, SleepRule, Slept
+    from ..sleep.consolidate import SleepCheckpoint, SleepRule, Slept
 
 MOST_HISTORY = 3000
 """Tokens of a history that is slept over at most, the youngest: all of it has to stand in the model's context at once."""
@@ -39,18 +39,20 @@ BREAKS = (r"\n\s*\n", r"\n", r"[.!?。！？]\s*", r"\s+")
 """Where a text is cut, the best place first."""
 
 
-def told(text: str | Chat, *, source: str, rule: Rule | None = None, affect: Affect = 1.0, piece: int = PIECE) -> Event:
+def imprint_event(
+    text: str | Chat, *, source: str, rule: Rule | None = None, affect: Affect = 1.0, piece: int = PIECE
+) -> Event:
     """The event of an imprint, with all that is needed to let it happen again."""
     words = text if isinstance(text, str) else json.dumps([dict(m) for m in text], ensure_ascii=False)
     return Event("imprint", source=source, text=words, rule={**(rule or Rule()).to_json(), "affect": affect, "piece": piece})
 
 
-def slept_well(rule: SleepRule, slept: Slept) -> Event:
+def sleep_event(rule: SleepRule, slept: Slept) -> Event:
     """The event of a night that helped; `until` is the step whose state was kept."""
     return Event("sleep", rule={**asdict(rule), "until": slept.best_step}, seed=rule.seed)
 
 
-def happened(
+def apply_event(
     model: nn.Module,
     tokenizer: Tokenizer,
     identity: Identity,
@@ -78,7 +80,7 @@ def replay(
         identity.base.refuse(base_of(model))
         for i, event in enumerate(events):
             tell("replaying", i / len(events))
-            identity = happened(model, tokenizer, identity, event, events[:i])
+            identity = apply_event(model, tokenizer, identity, event, events[:i])
         return identity
 
     return relive
@@ -113,7 +115,7 @@ def _slept(
         return identity
     until: int = event.rule.get("until", 1 << 62)
 
-    def wake(night: Night) -> None:
+    def wake(night: SleepCheckpoint) -> None:
         # A night is left where the first one was best, as Ctrl-C leaves it: later steps changed nothing.
         if night.step >= until:
             raise KeyboardInterrupt
@@ -215,4 +217,15 @@ def _break(text: str) -> int:
     return len(text)
 
 
-__all__ = ["MOST_HISTORY", "PIECE", "content", "cut", "happened", "history", "replay", "sleep_rule", "slept_well", "told"]
+__all__ = [
+    "MOST_HISTORY",
+    "PIECE",
+    "apply_event",
+    "content",
+    "cut",
+    "history",
+    "imprint_event",
+    "replay",
+    "sleep_event",
+    "sleep_rule",
+]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ...attention.allow import Allow, Padding
 from ...errors import CombinationError, NumericsError, RegardWarning, ShapeError, SpecError
-from ...nn import Attention, Bend, bends_in, bends_of_rows, bound
+from ...nn import Attention, AttentionOverride, bound, overrides_in, overrides_of_rows
 from ...position import NoPosition
 from ..base import Model, States
 from ..bert import Bert
@@ -55,7 +55,7 @@ class Generated:
 
 
 Prompt = Tensor | str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
-Overrides = Mapping[nn.Module, Bend]
+Overrides = Mapping[nn.Module, AttentionOverride]
 
 
 def generate(
@@ -140,13 +140,13 @@ class _Call:
         self.model, self.sampling, self.tokenizer = model, sampling, tokenizer
         self.prompts = _rows(prompt, tokenizer, model)
         _expect_room(model, max(len(p) for p in self.prompts), sampling.max_tokens)
-        self.overrides: Overrides = bends_in(model) if overrides is None else overrides
+        self.overrides: Overrides = overrides_in(model) if overrides is None else overrides
         self.streams = [Stream(i, p, sampling, tokenizer, on_token) for i, p in enumerate(self.prompts)]
 
     def run(self, decoder: Decoder, states: States, prefill: int) -> Generator[None]:
         for group in _groups(self.model, self.prompts, self.overrides):
-            bends = bends_of_rows(self.overrides, group, len(self.prompts))
-            yield from _run(decoder, [self.streams[i] for i in group], self.sampling, states, prefill, bends)
+            overrides = overrides_of_rows(self.overrides, group, len(self.prompts))
+            yield from _run(decoder, [self.streams[i] for i in group], self.sampling, states, prefill, overrides)
 
     def generated(self) -> Generated:
         streams, s = self.streams, self.sampling
@@ -208,7 +208,7 @@ def _resting(model: nn.Module) -> Generator[None]:
 
 @torch.no_grad()
 def _run(
-    decoder: Decoder, streams: list[Stream], s: Sampling, states: States, prefill: int, bends: Overrides
+    decoder: Decoder, streams: list[Stream], s: Sampling, states: States, prefill: int, overrides: Overrides
 ) -> Generator[None]:
     """Stops after every token; who speaks is bound to each step, and to nothing between them."""
     prompts = [x.prompt for x in streams]
@@ -229,7 +229,7 @@ def _run(
             allow = Padding((stop - pads).clamp_min(0), side="left")
             if isinstance(decoder.model, GPT2):
                 positions = (torch.arange(start, stop, device=device) - pads.unsqueeze(-1)).clamp_min(0)
-        with bound(bends):
+        with bound(overrides):
             logits, caches = decoder(chunk, caches, allow=allow, states=states, positions=positions)
         start = stop
         if start < longest:
@@ -298,22 +298,22 @@ def _rows(prompt: Prompt, tokenizer: Speaks | None, model: Model) -> list[list[i
     return rows
 
 
-def _groups(model: Model, prompts: list[list[int]], bends: Overrides) -> list[list[int]]:
+def _groups(model: Model, prompts: list[list[int]], overrides: Overrides) -> list[list[int]]:
     """Rows that may run together: all of them, or those of one length where padding would move a token."""
     if (not isinstance(model, GPT2) and getattr(model, "family", "") != "llama") or not all(
-        _paddable(m, bends) for m in model.modules()
+        _paddable(m, overrides) for m in model.modules()
     ):
         lengths = sorted({len(p) for p in prompts})
         return [[i for i, p in enumerate(prompts) if len(p) == n] for n in lengths]
     return [list(range(len(prompts)))]
 
 
-def _paddable(module: nn.Module, bends: Overrides) -> bool:
+def _paddable(module: nn.Module, overrides: Overrides) -> bool:
     """False where attention reads a token's place from the start of the row, which padding would move."""
     if not isinstance(module, Attention):
         return True
-    bend = bends.get(module)
-    if bend is not None and bend.padless:
+    override = overrides.get(module)
+    if override is not None and override.padless:
         return False
     relative = isinstance(module.spec.position, NoPosition) or module.spec.position.name in ("rope", "alibi", "relative")
     return relative and not module.inner.carries

@@ -30,7 +30,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "rms": ([_P, _P, _D, _P, _L, _L], None),
     "swiglu": ([_P, _P, _L, _L], None),
     "turn": ([_P, _P, _P, _L, _L, _L, _L, _L], None),
-    "bend": ([_P, _P, _P, _P, _P, _P, _D, _P, _P, _P, *[_L] * 8], None),
+    "widen": ([_P, _P, _P, _P, _P, _P, _D, _P, _P, _P, *[_L] * 8], None),
 }
 
 
@@ -160,11 +160,11 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, heads: int, width: int) -> bool:
     return True
 
 
-def bend(
+def widen(
     x: Tensor, angles: tuple[Tensor, Tensor] | None, heads: tuple[int, int, int], wide: int, scale: float,
     left: Tensor | None, signs: Tensor | None, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Queries, keys and values of one token per row, turned and `wide` columns wide, as an identity bends them.
+    """Queries, keys and values of one token per row, turned and `wide` columns wide, as an identity overrides them.
 
     x (rows, (H + 2G)·D) is not turned yet; left is (G, R, D), signs (R), bias (G, D)."""
     rows, (H, G, D) = x.shape[0], heads
@@ -193,7 +193,7 @@ def bend(
     if scale == 0:
         raise ShapeError("scale=0: every score would be 0")
     q, k, v = _empty(x, rows, H, 1, wide), _empty(x, rows, G, 1, wide), _empty(x, rows, G, 1, wide)
-    library().bend(
+    library().widen(
         x.data_ptr(), *(None if t is None else t.data_ptr() for t in (cos, sin, left, signs, bias)), scale,
         q.data_ptr(), k.data_ptr(), v.data_ptr(), rows, x.shape[1], H, G, D, pairs, R, wide,
     )  # fmt: skip

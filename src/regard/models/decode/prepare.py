@@ -51,13 +51,13 @@ class Layer:
         a = self.attention
         H, G, D = a.heads, a.key_heads, a.head_width
         flat = self.qkv(_normed(self.norms[0], x))
-        bend = a.bend
-        if bend is not None:
-            met = bend.step(a, flat, batch, cache, rule) if x.shape[0] == batch and native.serves(flat) else None
+        override = a.override
+        if override is not None:
+            met = override.step(a, flat, batch, cache, rule) if x.shape[0] == batch and native.serves(flat) else None
             if met is not None:
                 return self.rest(x, met[0]), met[1]
             q, k, v = flat.view(batch, -1, H + 2 * G, D).transpose(1, 2).split([H, G, G], dim=1)
-            heads, cache = bend.meet(a, q, k, v, cache, rule)
+            heads, cache = override.meet(a, q, k, v, cache, rule)
             return self.rest(x, heads), cache
         at = len(cache)
         turns = cast(Rope, a.spec.position) if a.turns_early else None

@@ -287,7 +287,7 @@ void turn(float *x, const float *cos, const float *sin, int64_t rows, int64_t st
 
 // One token's heads under an identity: turned, and with the columns that carry what it reads. x is (rows, stride): H queries,
 // G keys and G values of width D; left is (G, R, D). q, k and v come out W >= D + R + 1 wide, what is beyond their columns zero.
-void bend(const float *x, const float *cosines, const float *sines, const float *left, const float *signs, const float *bias,
+void widen(const float *x, const float *cosines, const float *sines, const float *left, const float *signs, const float *bias,
           double scale, float *q, float *k, float *v, int64_t rows, int64_t stride, int64_t H, int64_t G, int64_t D,
           int64_t pairs, int64_t R, int64_t W) {
     for (int64_t row = 0; row < rows; row++) {
