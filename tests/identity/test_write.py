@@ -19,7 +19,7 @@ from regard.identity.packed import LARGEST, LIMIT, Packed
 from regard.identity.sleep.free_energy import chosen_by_free_energy
 from regard.identity.speaking import living
 from regard.identity.state import Identity, SelfState
-from regard.identity.write.imprints import KEEPERS, evict, kept, worth_of
+from regard.identity.write.imprints import KEEPERS, best_imprints, evict, worth_of
 from regard.identity.write.rule import Rule, imprint
 from regard.identity.write.self_state import LinearUpdate, MLPUpdate, SelfRule, fresh, moved, pooled
 from regard.identity.write.trace import TraceRule, compressed, cosine, dense, spectrum, written
@@ -123,7 +123,7 @@ def test_an_unknown_keeper_is_named_with_those_that_are_known(e: Experience):
 
 
 def test_the_best_tokens_are_kept_in_their_order(e: Experience):
-    found = kept(e, worth_of(e, "shock"), 7, born=100, source=3)
+    found = best_imprints(e, worth_of(e, "shock"), 7, born=100, source=3)
     best = worth_of(e, "shock").topk(7).indices.sort().values
     assert found.token.tolist() == e.tokens[best].tolist()
     assert torch.equal(found.k.codes, Packed.of(e.k[:, :, best]).codes)
@@ -137,13 +137,13 @@ def test_the_best_tokens_are_kept_in_their_order(e: Experience):
 
 def test_no_more_is_kept_than_was_said(e: Experience):
     said = int(e.content.sum())
-    assert len(kept(e, worth_of(e, "shock"), 10**6, born=0, source=0)) == said
-    assert len(kept(e, worth_of(e, "shock"), 0, born=0, source=0)) == 0
+    assert len(best_imprints(e, worth_of(e, "shock"), 10**6, born=0, source=0)) == said
+    assert len(best_imprints(e, worth_of(e, "shock"), 0, born=0, source=0)) == 0
 
 
 @pytest.mark.parametrize("count", [1, 5, 1000])
 def test_merged_imprints_stand_for_every_token_once(e: Experience, count: int):
-    found = kept(e, worth_of(e, "shock"), count, born=0, source=0, merge=True)
+    found = best_imprints(e, worth_of(e, "shock"), count, born=0, source=0, merge=True)
     counts = found.weight[0, 0].exp()
     assert torch.allclose(counts, counts.round(), atol=1e-4)
     assert float(counts.sum()) == pytest.approx(int(e.content.sum()), rel=1e-5)
@@ -154,7 +154,7 @@ def test_merged_imprints_stand_for_every_token_once(e: Experience, count: int):
 
 
 def test_eviction_keeps_the_worthiest_oldest_first(e: Experience):
-    found = kept(e, worth_of(e, "shock"), 12, born=0, source=0)
+    found = best_imprints(e, worth_of(e, "shock"), 12, born=0, source=0)
     few = evict(found, 4)
     assert sorted(few.worth.tolist()) == sorted(found.worth.tolist())[-4:]
     assert few.position.tolist() == sorted(few.position.tolist())

@@ -26,8 +26,8 @@ WINDOW = 2000
 
 def surprisal(logits: Float[Tensor, "N V"], tokens: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
     """−log p of every token given those before it; the first, which nothing comes before, has 0."""
-    found = logits[:-1].float().log_softmax(-1).gather(-1, tokens[1:, None]).squeeze(-1).neg()
-    return torch.cat([found.new_zeros(1), found])
+    nats = logits[:-1].float().log_softmax(-1).gather(-1, tokens[1:, None]).squeeze(-1).neg()
+    return torch.cat([nats.new_zeros(1), nats])
 
 
 def entropy(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:

@@ -187,25 +187,25 @@ class Identity:
 
     def only(self, *parts: Literal["self", "trace", "imprints"]) -> Identity:
         """The same with nothing but these parts, to see what each one does."""
-        kept: dict[str, Any] = {} if "self" in parts else {"self": None}
-        kept |= {} if "trace" in parts else {"trace": None}
-        return replace(self, **kept, imprints=self.imprints if "imprints" in parts else Imprints.none(self.base))
+        cleared: dict[str, Any] = {} if "self" in parts else {"self": None}
+        cleared |= {} if "trace" in parts else {"trace": None}
+        return replace(self, **cleared, imprints=self.imprints if "imprints" in parts else Imprints.none(self.base))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every number of the state by name; `Identity.build` is the way back."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         if self.self is not None:
-            found["self.s"] = self.self.s
+            tensors["self.s"] = self.self.s
         if self.trace is not None:
-            found |= {"trace.left.codes": self.trace.left.codes, "trace.left.scale": self.trace.left.scale}
-            found["trace.signs"] = self.trace.signs
+            tensors |= {"trace.left.codes": self.trace.left.codes, "trace.left.scale": self.trace.left.scale}
+            tensors["trace.signs"] = self.trace.signs
         if len(self.imprints):
             for name in ("k", "v"):
                 packed: Packed = getattr(self.imprints, name)
-                found |= {f"imprints.{name}.codes": packed.codes, f"imprints.{name}.scale": packed.scale}
-            found |= {f"imprints.{f.name}": getattr(self.imprints, f.name) for f in fields(self.imprints)[2:]}
+                tensors |= {f"imprints.{name}.codes": packed.codes, f"imprints.{name}.scale": packed.scale}
+            tensors |= {f"imprints.{f.name}": getattr(self.imprints, f.name) for f in fields(self.imprints)[2:]}
         # Fields may share memory, and a file may not.
-        return {name: t.clone(memory_format=torch.contiguous_format) for name, t in found.items()}
+        return {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
 
     def config(self) -> dict[str, Any]:
         return {
@@ -234,16 +234,16 @@ class Identity:
 
             me = SelfState(t.pop("self.s"), config["form"]) if "self.s" in t else None
             trace = TraceState(packed("trace.left"), t.pop("trace.signs")) if "trace.left.codes" in t else None
-            kept = None
+            imprints = None
             if "imprints.k.codes" in t:
-                kept = Imprints(
+                imprints = Imprints(
                     packed("imprints.k"),
                     packed("imprints.v"),
                     **{f.name: t.pop(f"imprints.{f.name}") for f in fields(Imprints)[2:]},
                 )
             if t:
                 raise CheckpointError(f"an identity has no tensor {sorted(t)[0]!r}")
-            return cls(base, me, trace, cast(Imprints, kept), tuple(config["sources"]), Life(**life), config.get("parent"))
+            return cls(base, me, trace, cast(Imprints, imprints), tuple(config["sources"]), Life(**life), config.get("parent"))
         except RegardError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
@@ -295,18 +295,18 @@ class Identity:
 
 def upgraded(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Parts:
     """Settings and tensors of any schema that there was, in this one's."""
-    found, t = dict(config), dict(tensors)
-    while (schema := found.get("schema")) != SCHEMA:
+    settings, t = dict(config), dict(tensors)
+    while (schema := settings.get("schema")) != SCHEMA:
         if type(schema) is int and schema > SCHEMA:
             raise CheckpointError(
                 f"this identity has schema {schema}; this version of regard reads up to {SCHEMA}: update regard"
             )
         if type(schema) is not int or schema not in UPGRADES:
             raise CheckpointError(f"this identity has schema {schema!r:.40}; this version reads 1 to {SCHEMA}")
-        found, t = UPGRADES[schema](found, t)
-        if found.get("schema") != schema + 1:
-            raise CheckpointError(f"the upgrade from schema {schema} led to {found.get('schema')!r:.40}")
-    return found, t
+        settings, t = UPGRADES[schema](settings, t)
+        if settings.get("schema") != schema + 1:
+            raise CheckpointError(f"the upgrade from schema {schema} led to {settings.get('schema')!r:.40}")
+    return settings, t
 
 
 def read_bytes(path: Path) -> bytes:
@@ -347,7 +347,7 @@ def check_base(b: Base) -> tuple[int, int, int]:
 
 def check(identity: Identity) -> None:
     """Shapes, types and finiteness of everything; a state that is wrong is refused where it enters."""
-    me, trace, kept = identity.self, identity.trace, identity.imprints
+    me, trace, imprints = identity.self, identity.trace, identity.imprints
     L, G, D = check_base(identity.base)
     if me is not None:
         if me.form not in ("key_bias", "self_token"):
@@ -360,20 +360,20 @@ def check(identity: Identity) -> None:
         _expect_packed("trace.left", trace.left, (L, G, R, D))
         if R > D or bool(((trace.signs < -1) | (trace.signs > 1)).any()):
             raise StateError(f"a trace has at most {D} columns with signs −1, 0 or 1; this has {R}")
-    m = kept.token.shape[0] if kept.token.ndim == 1 else -1
-    _expect_packed("imprints.k", kept.k, (L, G, m, D))
-    _expect_packed("imprints.v", kept.v, (L, G, m, D))
+    m = imprints.token.shape[0] if imprints.token.ndim == 1 else -1
+    _expect_packed("imprints.k", imprints.k, (L, G, m, D))
+    _expect_packed("imprints.v", imprints.v, (L, G, m, D))
     for name in ("token", "position", "source"):
-        _expect(f"imprints.{name}", getattr(kept, name), (m,), torch.int32)
+        _expect(f"imprints.{name}", getattr(imprints, name), (m,), torch.int32)
     for name in ("shock", "worth"):
-        _expect(f"imprints.{name}", getattr(kept, name), (m,), torch.float32)
-    _expect("imprints.weight", kept.weight, (L, G, m), torch.float32)
+        _expect(f"imprints.{name}", getattr(imprints, name), (m,), torch.float32)
+    _expect("imprints.weight", imprints.weight, (L, G, m), torch.float32)
     if not all(_is_text(s) for s in identity.sources):
         raise StateError("the sources of an identity are names")
     if identity.parent is not None and not _is_text(identity.parent):
         raise StateError(f"the parent of an identity is the name of a commit, not {identity.parent!r}")
-    if m and not 0 <= int(kept.source.min()) <= int(kept.source.max()) < len(identity.sources):
-        raise StateError(f"imprints count sources up to {int(kept.source.max())}, and {len(identity.sources)} are named")
+    if m and not 0 <= int(imprints.source.min()) <= int(imprints.source.max()) < len(identity.sources):
+        raise StateError(f"imprints count sources up to {int(imprints.source.max())}, and {len(identity.sources)} are named")
     life = (identity.life.shock_mean, identity.life.shock_spread, *identity.life.self_norms)
     if not all(isinstance(x, int | float) and math.isfinite(x) for x in life):
         raise StateError("the counters of this identity are not finite numbers")

@@ -81,25 +81,25 @@ class Lab:
         mine, theirs = (answers_item(self.body, self.tokenizer, p.next) for p in (me, other))
         e = observe(self.model, chat, self.tokenizer, source="history")
         base, base_other = self.loss(None, [mine, theirs])
-        found: dict[str, Any] = {"i": i, "tokens": int(e.content.sum()), "base": base, "base_other": base_other}
-        found["context"] = self.in_context(chat, me.next)
-        found["keep"] = {}
+        measured: dict[str, Any] = {"i": i, "tokens": int(e.content.sum()), "base": base, "base_other": base_other}
+        measured["context"] = self.in_context(chat, me.next)
+        measured["keep"] = {}
         for share in SHARES:
             for keep in KEEPERS:
                 # What is random is the mean of a few seeds, other ones for every person.
                 seeds = range(SEEDS * i, SEEDS * (i + 1)) if keep == "random" else (i,)
                 said = [self.loss(self.keeps(e, keep, share, seed), [mine])[0] for seed in seeds]
-                found["keep"][f"{keep} {share}"] = sum(said) / len(said)
-            found["keep"][f"merged {share}"] = self.loss(self.keeps(e, "learned", share, merge=True), [mine])[0]
+                measured["keep"][f"{keep} {share}"] = sum(said) / len(said)
+            measured["keep"][f"merged {share}"] = self.loss(self.keeps(e, "learned", share, merge=True), [mine])[0]
         fast = self.keeps(e, "learned", 0.25)
-        found["imprints"] = self.controls(fast, mine, theirs, i)
-        found["trace_fast"] = self.controls(imprint(self.nobody, e, Rule(keep=None, trace=FAST_TRACE)), mine, theirs, i)
+        measured["imprints"] = self.controls(fast, mine, theirs, i)
+        measured["trace_fast"] = self.controls(imprint(self.nobody, e, Rule(keep=None, trace=FAST_TRACE)), mine, theirs, i)
         for form in ("key_bias", "self_token"):
             rule = Rule(keep=None, self=SelfRule(form=form))
-            found[f"self_fast {form}"] = self.controls(imprint(self.nobody, e, rule), mine, theirs, i)
-        found["aba"] = self.a_b_a(e, fast, other, mine)
-        found["damage_fast"] = self.damage(fast)
-        return found
+            measured[f"self_fast {form}"] = self.controls(imprint(self.nobody, e, rule), mine, theirs, i)
+        measured["aba"] = self.a_b_a(e, fast, other, mine)
+        measured["damage_fast"] = self.damage(fast)
+        return measured
 
     def night(self, i: int) -> dict[str, Any]:
         """What sleep does to person i; the slow part, so it has a file of its own."""
@@ -126,11 +126,11 @@ class Lab:
     def controls(self, identity: Identity, mine: Item, theirs: Item, seed: int, broken: bool = True) -> dict[str, float]:
         """Own, read by another's conversation, and `broken`: shuffled, and random with the same spectrum."""
         own, on_other = self.loss(identity, [mine, theirs])
-        found: dict[str, float] = {"own": own, "on_other": on_other, "bytes": identity.nbytes}
+        nats: dict[str, float] = {"own": own, "on_other": on_other, "bytes": identity.nbytes}
         if broken:
-            found["shuffled"] = self.loss(shuffled(identity, seed), [mine])[0]
-            found["random"] = self.loss(rotated(identity, seed), [mine])[0]
-        return found
+            nats["shuffled"] = self.loss(shuffled(identity, seed), [mine])[0]
+            nats["random"] = self.loss(rotated(identity, seed), [mine])[0]
+        return nats
 
     def a_b_a(self, e: Experience, a: Identity, other: Person, mine: Item) -> float:
         """A's next conversation after A has also been through B's history."""
@@ -146,14 +146,14 @@ class Lab:
     def asleep(self, e: Experience, me: Person, other: Person, mine: Item, theirs: Item, seed: int) -> dict[str, Any]:
         chat = [m for c in me.history for m in c]
         items = interview(self.body, self.tokenizer, chat, SleepRule().questions)
-        found: dict[str, Any] = {}
+        measured: dict[str, Any] = {}
 
         def slept(name: str, start: Identity, parts: tuple[Any, ...]) -> Identity:
             rule = replace(SleepRule() if "imprints" in parts else ALONE, parts=parts, seed=seed)
             rule = rule if self.plan.steps is None else replace(rule, steps=self.plan.steps)
             woken, night = consolidate(self.model, start, me.history, self.tokenizer, rule, items=items, anchors=self.anchors)
             broken = not name.startswith("imprints")
-            found[name] = {
+            measured[name] = {
                 **self.controls(woken, mine, theirs, seed, broken),
                 "damage": self.damage(woken),
                 "step": night.best_step,
@@ -162,25 +162,25 @@ class Lab:
 
         whole = slept("everything 0.25", self.keeps(e, "learned", 0.25), ("self", "trace", "imprints"))
         if self.plan.recall:
-            found["recall"] = self.recall(whole, me, other, chat)
+            measured["recall"] = self.recall(whole, me, other, chat)
         for share in self.plan.shares:
             slept(f"imprints {share}", self.keeps(e, "learned", share), ("imprints",))
         slept("trace", self.nobody, ("trace",))
         slept("self", self.nobody, ("self",))
-        return found
+        return measured
 
     @torch.no_grad()
     def recall(self, identity: Identity, me: Person, other: Person, chat: list[dict[str, str]]) -> dict[str, Any]:
         """Greedy answers to plain questions: with the history in context, with the identity, with another's questions."""
-        found: dict[str, Any] = {"questions": len(me.questions), "other_questions": len(other.questions)}
+        counts: dict[str, Any] = {"questions": len(me.questions), "other_questions": len(other.questions)}
         with living(self.model, None):
-            found["context"] = _right(me, self.answers(me, chat))
-            found["nobody"] = _right(me, self.answers(me))
+            counts["context"] = _right(me, self.answers(me, chat))
+            counts["nobody"] = _right(me, self.answers(me))
         with living(self.model, identity):
             said = self.answers(me)
-            found["own"], found["other"] = _right(me, said), _right(other, self.answers(other))
-        found["said"] = [f"{q.text} {a}" for q, a in zip(me.questions, said, strict=True)]
-        return found
+            counts["own"], counts["other"] = _right(me, said), _right(other, self.answers(other))
+        counts["said"] = [f"{q.text} {a}" for q, a in zip(me.questions, said, strict=True)]
+        return counts
 
     def answers(self, who: Person, chat: Sequence[dict[str, str]] = ()) -> list[str]:
         """What is answered to a person's questions, after this chat."""
@@ -195,14 +195,14 @@ class Lab:
             e = observe(self.model, me.earlier, self.tokenizer, source=me.name)
             base, base_other = self.loss(None, [mine, theirs])
             both = _text_item(self.body, self.tokenizer, f"{me.earlier}\n{me.later}")
-            found: dict[str, Any] = {"i": i, "name": me.name, "tokens": len(e), "base": base, "base_other": base_other}
-            found["context"] = self.loss(None, [replace(both, at=both.at[-len(mine.at) :])])[0]
-            found["keep"] = {
+            measured: dict[str, Any] = {"i": i, "name": me.name, "tokens": len(e), "base": base, "base_other": base_other}
+            measured["context"] = self.loss(None, [replace(both, at=both.at[-len(mine.at) :])])[0]
+            measured["keep"] = {
                 keep: self.loss(self.keeps(e, keep, 0.25, i), [mine])[0]
                 for keep in ("learned", "shock", "attention", "random", "recency")
             }
-            found["imprints"] = self.controls(self.keeps(e, "learned", 0.25), mine, theirs, i)
-            return found
+            measured["imprints"] = self.controls(self.keeps(e, "learned", 0.25), mine, theirs, i)
+            return measured
 
 
 def _right(who: Person, said: Sequence[str]) -> int:
@@ -219,12 +219,12 @@ def shuffled(identity: Identity, seed: int) -> Identity:
     g = torch.Generator().manual_seed(seed)
     L = identity.base.depth
     layers = torch.randperm(L, generator=g)
-    kept = identity.imprints
-    if len(kept):
-        kept = replace(kept, v=kept.v.pick(torch.randperm(len(kept), generator=g), 2))
+    imprints = identity.imprints
+    if len(imprints):
+        imprints = replace(imprints, v=imprints.v.pick(torch.randperm(len(imprints), generator=g), 2))
     me = None if identity.self is None else SelfState(identity.self.s[layers], identity.self.form)
     trace = None if identity.trace is None else TraceState(identity.trace.left.pick(layers, 0), identity.trace.signs)
-    return replace(identity, self=me, trace=trace, imprints=kept)
+    return replace(identity, self=me, trace=trace, imprints=imprints)
 
 
 def rotated(identity: Identity, seed: int) -> Identity:
@@ -237,16 +237,16 @@ def rotated(identity: Identity, seed: int) -> Identity:
     def turned(x: Tensor) -> Tensor:
         return x @ turn
 
-    kept = identity.imprints
-    if len(kept):
-        kept = replace(kept, k=Packed.of(turned(kept.k.dense())), v=Packed.of(turned(kept.v.dense())))
+    imprints = identity.imprints
+    if len(imprints):
+        imprints = replace(imprints, k=Packed.of(turned(imprints.k.dense())), v=Packed.of(turned(imprints.v.dense())))
     me, trace = identity.self, identity.trace
     if me is not None:
         parts = me.s.view(L, -1, G, D).transpose(1, 2)
         me = SelfState(turned(parts).transpose(1, 2).reshape(L, -1), me.form)
     if trace is not None:
         trace = TraceState(Packed.of(turned(trace.left.dense())), trace.signs)
-    return replace(identity, self=me, trace=trace, imprints=kept)
+    return replace(identity, self=me, trace=trace, imprints=imprints)
 
 
 def measure(each: Callable[[int], dict[str, Any]], indices: Sequence[int], out: Path) -> None:
@@ -264,14 +264,14 @@ def measure(each: Callable[[int], dict[str, Any]], indices: Sequence[int], out: 
 
 def records(path: Path) -> list[dict[str, Any]]:
     """The people in a file; a line that was cut off is as if it had not been written."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     # A cut may go through a letter, and only "\n" ends a line: JSON may hold what else Python takes for one.
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
         try:
-            found.append(json.loads(line))
+            rows.append(json.loads(line))
         except json.JSONDecodeError:
             continue
-    return found
+    return rows
 
 
 def measure_speakers(lab: Lab, count: int, k: int, n: int, out: Path) -> None:

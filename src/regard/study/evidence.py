@@ -48,9 +48,9 @@ def bootstrap(top: Sequence[float], bottom: Sequence[float] | None = None, *, dr
     return Figure(float(a.mean() / b.mean()), low, high, len(a))
 
 
-def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Every figure of the evidence, from the people that were measured."""
-    rows = sorted(found, key=lambda r: r["i"])
+    rows = sorted(records, key=lambda r: r["i"])
     if not rows:
         raise StateError("no one has been measured yet; run: regard evaluate identity")
     by = {r["i"]: r for r in rows}
@@ -107,12 +107,12 @@ def _state(
         for r in rows
         if r["i"] - 1 in by and _has(get, by[r["i"] - 1])
     ]
-    found: dict[str, Any] = {"own": bootstrap(own), "bytes": max(get(r)["bytes"] for r in rows), "count": len(rows)}
-    found |= {n: bootstrap([get(r)[n] - r["base"] for r in rows]) for n in ("shuffled", "random") if n in get(rows[0])}
+    figures: dict[str, Any] = {"own": bootstrap(own), "bytes": max(get(r)["bytes"] for r in rows), "count": len(rows)}
+    figures |= {n: bootstrap([get(r)[n] - r["base"] for r in rows]) for n in ("shuffled", "random") if n in get(rows[0])}
     if pairs:
-        found["other"] = bootstrap([o - b for o, _, b in pairs])
-        found["own − other"] = bootstrap([m - o for o, m, _ in pairs])
-    return found
+        figures["other"] = bootstrap([o - b for o, _, b in pairs])
+        figures["own − other"] = bootstrap([m - o for o, m, _ in pairs])
+    return figures
 
 
 def _has(get: Callable[[dict[str, Any]], dict[str, float]], row: dict[str, Any]) -> bool:
@@ -136,38 +136,42 @@ class Goal:
 
 def goals(s: dict[str, Any]) -> list[Goal]:
     """What was aimed at, and whether it was reached; only what was measured is asked."""
-    found: list[Goal] = []
+    results: list[Goal] = []
     rivals = {x: [f"{n} {x}" for n in PEERS if f"{n} {x}" in s["keep"]] for x in SHARES}
     if all(rivals.values()):
         best = {x: max(rivals[x], key=lambda n: s["keep"][n].mean) for x in SHARES}
         got = " / ".join(f"{s['keep'][f'learned {x}'].mean:.0%}" for x in SHARES)
         them = " / ".join(f"{s['keep'][best[x]].mean:.0%} ({best[x].split()[0]})" for x in SHARES)
         ahead = all(s["keep"][f"learned {x}"].mean > s["keep"][best[x]].mean for x in SHARES)
-        found.append(Goal("imprints, fast, at 12.5 / 25 / 50%", got, f"ahead of the best peer, {them}", ahead))
+        results.append(Goal("imprints, fast, at 12.5 / 25 / 50%", got, f"ahead of the best peer, {them}", ahead))
     for name, label in (("trace_fast", "trace, fast"), ("self_fast self_token", "self as a token, fast")):
         if apart := s["states"][name].get("own − other"):
-            found.append(Goal(f"{label}: own − another's", str(apart), "below zero, interval too", apart.high < 0))
+            results.append(Goal(f"{label}: own − another's", str(apart), "below zero, interval too", apart.high < 0))
     if apart := s["states"]["imprints"].get("own − other"):
-        found.append(Goal("imprints, fast: own − another's", str(apart), "−0.5 or less", apart.mean <= -0.5 and apart.high < 0))
+        results.append(
+            Goal("imprints, fast: own − another's", str(apart), "−0.5 or less", apart.mean <= -0.5 and apart.high < 0)
+        )
     slept = s.get("slept", {})
     for name, least in (("imprints 0.125", 0.6), ("imprints 0.25", 0.78), ("imprints 0.5", 0.9), ("everything 0.25", 0.85)):
         if name in slept:
             share = slept[name]["share"]
-            found.append(Goal(f"{name}, slept: share of the gain", share.percent(), f"{least:.0%}", share.mean >= least))
+            results.append(Goal(f"{name}, slept: share of the gain", share.percent(), f"{least:.0%}", share.mean >= least))
     for name in ("trace", "self"):
         if "other" in slept.get(name, {}):
             own, other, apart = (slept[name][n] for n in ("own", "other", "own − other"))
-            found.append(Goal(f"{name} alone, slept: own − base", str(own), "−0.30 or less", own.mean <= -0.3))
-            found.append(Goal(f"{name} alone, slept: another's − base", str(other), "within ±0.03", abs(other.mean) <= 0.03))
-            found.append(Goal(f"{name} alone, slept: own − another's", str(apart), "below zero, interval too", apart.high < 0))
+            results.append(Goal(f"{name} alone, slept: own − base", str(own), "−0.30 or less", own.mean <= -0.3))
+            results.append(Goal(f"{name} alone, slept: another's − base", str(other), "within ±0.03", abs(other.mean) <= 0.03))
+            results.append(
+                Goal(f"{name} alone, slept: own − another's", str(apart), "below zero, interval too", apart.high < 0)
+            )
     if "own of context" in s.get("recall", {}):
         r = s["recall"]
-        found.append(
+        results.append(
             Goal(
                 "recall, of what is recalled in context", r["own of context"].percent(), "75%", r["own of context"].mean >= 0.75
             )
         )
-        found.append(
+        results.append(
             Goal(
                 "recall by another's identity",
                 r["other"].percent(),
@@ -178,10 +182,10 @@ def goals(s: dict[str, Any]) -> list[Goal]:
     if "everything 0.25" in slept:
         for kind, where in (("chat", "in a chat"), ("prose", "as bare prose")):
             harm = slept["everything 0.25"]["damage"][kind]
-            found.append(Goal(f"neutral text {where}, everything slept", str(harm), "+0.02 or less", harm.mean <= 0.02))
+            results.append(Goal(f"neutral text {where}, everything slept", str(harm), "+0.02 or less", harm.mean <= 0.02))
         size = slept["everything 0.25"]["bytes"]
-        found.append(Goal("bytes of a person, everything at a quarter", f"{size:,}", "1,000,000", size <= 1_000_000))
-    return found
+        results.append(Goal("bytes of a person, everything at a quarter", f"{size:,}", "1,000,000", size <= 1_000_000))
+    return results
 
 
 def markdown(s: dict[str, Any]) -> str:
@@ -229,8 +233,8 @@ def markdown(s: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def speaker_table(found: Sequence[dict[str, Any]]) -> str:
-    rows = sorted(found, key=lambda r: r["i"])
+def speaker_table(records: Sequence[dict[str, Any]]) -> str:
+    rows = sorted(records, key=lambda r: r["i"])
     by = {r["i"]: r for r in rows}
     gain = [r["base"] - r["context"] for r in rows]
     lines = [
@@ -290,9 +294,9 @@ def figure(s: dict[str, Any], path: Path) -> None:
     states = {n: x for n, x in states.items() if "other" in x}
     rows = range(len(states))
     for shift, kind, colour, label in ((-0.18, "own", "#0072B2", "own"), (0.18, "other", "#D55E00", "another's")):
-        found = [x[kind] for x in states.values()]
-        spread = [[f.mean - f.low for f in found], [f.high - f.mean for f in found]]
-        right.barh([r + shift for r in rows], [f.mean for f in found], 0.34, xerr=spread, color=colour, label=label)
+        figures = [x[kind] for x in states.values()]
+        spread = [[f.mean - f.low for f in figures], [f.high - f.mean for f in figures]]
+        right.barh([r + shift for r in rows], [f.mean for f in figures], 0.34, xerr=spread, color=colour, label=label)
     right.set_yticks(list(rows), list(states))
     right.invert_yaxis()
     right.axvline(0, color="#666666", lw=1)

@@ -93,11 +93,11 @@ def train(
     with frozen(model):
         school = School(body, tokenizer, crowd, neutral("train"), study, tell)
         numbers = (read_file(out).numbers if out.is_file() and set(parts) != set(PARTS) else {}) | school.means()
-        found: dict[str, float] = {}
+        nats: dict[str, float] = {}
         shapes = shapes_of(L, G, D)
         for name in parts:
             leaves = {n: _start(n, s, study.seed).requires_grad_() for n, s in shapes[name].items()}
-            found[name] = school.run(name, leaves, numbers)
+            nats[name] = school.run(name, leaves, numbers)
             numbers |= {n: x.detach().clone() for n, x in leaves.items()}
             if name == "imprints":
                 numbers["slots.shift"] *= school.spread
@@ -112,7 +112,7 @@ def train(
     with replacing(out) as draft:
         save_file(numbers, draft, metadata={"format": "pt", "about": json.dumps(about)})
     forget_shipped()
-    return found
+    return nats
 
 
 def _start(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -180,8 +180,8 @@ class School:
                 anchors = [other]
             with torch.enable_grad():
                 with self.body.read(getattr(self, f"read_{part}")(e, leaves, numbers, pick)):
-                    mine, *found = losses(self.body, [own, *anchors])
-                theirs = torch.stack(found).mean()
+                    mine, *harms = losses(self.body, [own, *anchors])
+                theirs = torch.stack(harms).mean()
                 if part == "token":
                     # What helps another as much as oneself is nobody's: it is paid for as it was gained.
                     theirs = (theirs - item_said(other, usual)).abs()

@@ -189,7 +189,7 @@ class HubBody(Body):
 
 def _straighten(call: Call, caught: dict[tuple[nn.Module, str], Tensor]) -> list[tuple[nn.Module, str]]:
     """Turn over what a norm gave with its heads before its tokens; the names of those."""
-    found: list[tuple[nn.Module, str]] = []
+    straightened: list[tuple[nn.Module, str]] = []
     for name, meant in (("q", call.q), ("k", call.k), ("v", call.v)):
         key = (call.module, name)
         x = caught.get(key)
@@ -197,8 +197,8 @@ def _straighten(call: Call, caught: dict[tuple[nn.Module, str], Tensor]) -> list
             continue
         if x.shape != meant.shape or _uneven(x.transpose(1, 2), meant) < _uneven(x, meant) - 1e-3:
             caught[key] = x.transpose(1, 2)
-            found.append(key)
-    return found
+            straightened.append(key)
+    return straightened
 
 
 def _uneven(x: Tensor, turned: Tensor) -> float:

@@ -55,9 +55,9 @@ class Carried:
         if frame is not None:
             self._check_rows(frame.rows(k.shape[0]), layer_idx)
             k = frame.widen(k)
-        kept = self.cache.layers[layer_idx].keys if layer_idx < len(self.cache.layers) else None
-        if kept is not None and kept.numel() and kept.shape[-1] != k.shape[-1]:
-            raise mixed(f"it keeps keys of width {kept.shape[-1]}, and here they are {k.shape[-1]} wide")
+        cached_k = self.cache.layers[layer_idx].keys if layer_idx < len(self.cache.layers) else None
+        if cached_k is not None and cached_k.numel() and cached_k.shape[-1] != k.shape[-1]:
+            raise mixed(f"it keeps keys of width {cached_k.shape[-1]}, and here they are {k.shape[-1]} wide")
         self.fillers[layer_idx] = filler
         return type(self.cache).update(self.cache, k, v, layer_idx, *args, **kwargs)
 

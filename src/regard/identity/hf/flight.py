@@ -177,11 +177,11 @@ def _call_of(frame: FrameType) -> FrameType:
 
 def _outermost() -> FrameType | None:
     """The outermost forward or generation of transformers that this thread is in."""
-    found = None
+    outermost = None
     for f in _stack(sys._getframe()):  # pyright: ignore[reportPrivateUsage]
         if f.f_code.co_name in ("forward", "generate") and str(f.f_globals.get("__name__", "")).startswith("transformers"):
-            found = f
-    return found
+            outermost = f
+    return outermost
 
 
 __all__ = [

@@ -63,19 +63,19 @@ def inject(model: nn.Module, what: What, layers: Sequence[int] | None = None) ->
     if isinstance(what, Identity) or (isinstance(what, Sequence) and any(isinstance(x, Identity) for x in what)):
         return _inject_identity(model, cast(Identity | Sequence[Identity | None], what), layers)
     whole = layers is None and not isinstance(what, Mapping)
-    found = layers_of(model, probe(model)[0], whole=whole)
-    specs = _by_layer(what, layers, found)
+    modules = layers_of(model, probe(model)[0], whole=whole)
+    specs = _by_layer(what, layers, modules)
     for spec in specs.values():
         _refuse(spec)
     with LOCK:
-        take_out = put_in(model, found.values(), follow)
+        take_out = put_in(model, modules.values(), follow)
         for i, spec in specs.items():
-            SPECS.setdefault(found[i], []).append(spec)
+            SPECS.setdefault(modules[i], []).append(spec)
 
     def undo() -> None:
         with LOCK:
             for i, spec in specs.items():
-                here = SPECS[found[i]]
+                here = SPECS[modules[i]]
                 del here[max(n for n, x in enumerate(here) if x is spec)]
             take_out()
 
@@ -102,12 +102,12 @@ def _inject_identity(model: nn.Module, who: Identity | Sequence[Identity | None]
     return Injected(model, move_in_for_all(body, reads) if any(reads) else None)
 
 
-def _by_layer(what: object, layers: Sequence[int] | None, found: Mapping[int, nn.Module]) -> dict[int, Spec]:
+def _by_layer(what: object, layers: Sequence[int] | None, modules: Mapping[int, nn.Module]) -> dict[int, Spec]:
     if isinstance(what, Mapping):
         if layers is not None:
             raise ShapeError("a mapping from layer to spec says already which layers are meant; leave layers= out")
-        return {i: parse(cast(str, what[i])) for i in _known(what, found)}
-    chosen = _known(found if layers is None else layers, found)
+        return {i: parse(cast(str, what[i])) for i in _known(what, modules)}
+    chosen = _known(modules if layers is None else layers, modules)
     if isinstance(what, str | Spec):
         return dict.fromkeys(chosen, parse(what))
     if not isinstance(what, Sequence):
@@ -119,8 +119,8 @@ def _by_layer(what: object, layers: Sequence[int] | None, found: Mapping[int, nn
     return {i: parse(cast(str, s)) for i, s in zip(chosen, what, strict=True) if s is not None}
 
 
-def _known(asked: object, found: object) -> list[int]:
-    there = sorted(cast(Sequence[int], found))
+def _known(asked: object, existing: object) -> list[int]:
+    there = sorted(cast(Sequence[int], existing))
     wanted = list(cast(Sequence[int], asked))
     unknown = [i for i in wanted if i not in there]
     if unknown or len(set(wanted)) != len(wanted) or not wanted:

@@ -128,19 +128,19 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
         guarded = [m for m in model.modules() if _GUARDED[0] in m.__dict__]
         saved = [(m, {n: m.__dict__.pop(n) for n in _GUARDED}) for m in guarded]
         try:
-            found = copy.deepcopy(model, memo)
+            copied = copy.deepcopy(model, memo)
         finally:
             for m, guards in saved:
                 m.__dict__.update(guards)
-        for m, twin in zip(model.modules(), found.modules(), strict=True):
+        for m, twin in zip(model.modules(), copied.modules(), strict=True):
             for number in hook_ids(m):
                 for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks",
                              "_forward_hooks_with_kwargs", "_forward_hooks_always_called"):  # fmt: skip
                     getattr(twin, name).pop(number, None)
-        for config, twin in zip(_configs(model), _configs(found), strict=True):
+        for config, twin in zip(_configs(model), _configs(copied), strict=True):
             if twin._attn_implementation_internal == KEY:
                 twin._attn_implementation_internal = named_before(config)
-        return found
+        return copied
 
 
 def _pickled(model: nn.Module, protocol: Any) -> NoReturn:
@@ -152,18 +152,18 @@ def _pickled(model: nn.Module, protocol: Any) -> NoReturn:
 
 def _configs(model: nn.Module) -> list[Any]:
     """Every config that a layer of this model may read its implementation from."""
-    found: dict[int, Any] = {}
+    configs: dict[int, Any] = {}
 
     def add(config: Any) -> None:
-        if config is None or id(config) in found or not hasattr(config, "_attn_implementation_internal"):
+        if config is None or id(config) in configs or not hasattr(config, "_attn_implementation_internal"):
             return
-        found[id(config)] = config
+        configs[id(config)] = config
         for name in cast(Iterable[str], config.sub_configs):
             add(getattr(config, name, None))
 
     for module in model.modules():
         add(getattr(module, "config", None))
-    return list(found.values())
+    return list(configs.values())
 
 
 __all__ = ["put_in"]

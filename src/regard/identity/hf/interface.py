@@ -60,13 +60,13 @@ class Call:
     @property
     def asks(self) -> list[str]:
         """What only an explicit softmax can honour."""
-        found = {
+        settings = {
             "softcap": self.softcap,
             "sinks": self.sinks,
             "a bias on its scores": self.bias,
             "dropout on its weights": self.dropout or None,
         }
-        return [name for name, x in found.items() if x is not None]
+        return [name for name, x in settings.items() if x is not None]
 
     def answered(self, spec: Spec | None = None) -> Result:
         """Out (B, Q, H, E), and the weights if they were asked for, by a spec at the layer's own scale."""
@@ -271,12 +271,12 @@ def mask(**kwargs: Any) -> Tensor:
 
 
 def _once(make: Callable[[], Any]) -> Callable[[], Any]:
-    kept: list[Any] = []
+    results: list[Any] = []
 
     def get() -> Any:
-        if not kept:
-            kept.append(make())
-        return kept[0]
+        if not results:
+            results.append(make())
+        return results[0]
 
     return get
 

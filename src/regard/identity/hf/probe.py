@@ -78,13 +78,13 @@ def layers_of(model: nn.Module, calls: list[Call], *, whole: bool) -> dict[int, 
         )
     own = [getattr(m, "layer_idx", None) for m in modules]
     by_name = not config.is_encoder_decoder and all(isinstance(i, int) for i in own) and len(set(own)) == len(own)
-    found = dict(zip(cast(list[int], own) if by_name else range(len(modules)), modules, strict=True))
+    layers = dict(zip(cast(list[int], own) if by_name else range(len(modules)), modules, strict=True))
     if len(calls) < _depth(config) and (whole or not by_name):
-        named = f"; name these with layers= to reach a part of it: {sorted(found)}" if by_name else ""
+        named = f"; name these with layers= to reach a part of it: {sorted(layers)}" if by_name else ""
         raise CombinationError(
             f"of {_depth(config)} layers of this {kind}, {len(calls)} call the attention interface of transformers{named}"
         )
-    return found
+    return layers
 
 
 def _depth(config: Any) -> int:

@@ -57,9 +57,9 @@ def _write(store: IdentityStore, draft: Path) -> None:
             blobs = store.db.blobs(c)
         for blob in sorted(blobs):
             copy.blobs.put(store.blobs.get(blob))
-        found = check(copy)
-        if not found.sound:
-            raise CheckpointError(f"this store is damaged, and was not backed up: {found.problems[0]}")
+        report = check(copy)
+        if not report.sound:
+            raise CheckpointError(f"this store is damaged, and was not backed up: {report.problems[0]}")
     _settle(draft)
     note = {
         "schema": SCHEMA, "time": time.time(), "from": "sqlite" if store.db.lite else "postgresql", **counts,
@@ -114,13 +114,13 @@ def verified(path: Path) -> Checked:
     if _hash(files.require_plain(path / DATABASE)) != note.get("database"):
         raise CheckpointError(f"{path / DATABASE} is damaged: it is not the file that was backed up; take another backup")
     with _opened(path) as store:
-        found = check(store)
-    if not found.sound or (found.names, found.commits, found.events) != tuple(
+        report = check(store)
+    if not report.sound or (report.names, report.commits, report.events) != tuple(
         note.get(k) for k in ("names", "commits", "events")
     ):
-        what = found.problems[0] if found.problems else f"it has {found}, and was made with {note!r:.200}"
+        what = report.problems[0] if report.problems else f"it has {report}, and was made with {note!r:.200}"
         raise CheckpointError(f"the backup {path} is damaged: {what}")
-    return found
+    return report
 
 
 def _opened(path: Path) -> IdentityStore:
@@ -133,7 +133,7 @@ def restore(
 ) -> Checked:
     """Put a backup back, all of it or nothing; over a store that holds names only with `replace`."""
     path = Path(path)
-    found = verified(path)
+    backed_up = verified(path)
     try:
         target = IdentityStore(url, blobs=blobs)
     except CheckpointError:
@@ -163,7 +163,7 @@ def restore(
         target.sweep_drafts()
         after = check(target)
         target.close()
-    if not after.sound or (after.names, after.commits, after.events) != (found.names, found.commits, found.events):
+    if not after.sound or (after.names, after.commits, after.events) != (backed_up.names, backed_up.commits, backed_up.events):
         raise CheckpointError(f"what was restored is not what was backed up: {after}")
     return after
 

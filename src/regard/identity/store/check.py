@@ -80,36 +80,36 @@ def check_place(url: str | Path | None = None, *, blobs: str | Path | None = Non
         # An older schema is no damage; it is checked after the upgrade that opening it is.
         store = IdentityStore(url, blobs=blobs)
     except CheckpointError as error:
-        found = Checked()
-        found.add("database", error, RESTORE)
-        return found
+        report = Checked()
+        report.add("database", error, RESTORE)
+        return report
     with store:
         return check(store)
 
 
 def check(store: IdentityStore) -> Checked:
-    found = Checked()
+    report = Checked()
     rows: dict[str, Commit] = {}
     journals: dict[str, list[Event]] = {}
     try:
         with store.db.read() as c:
             for what in store.db.integrity(c):
-                found.add("database", what, RESTORE)
-            rows = _commits(store, c, found)
-            journals = _events(store, c, found, rows)
-            heads = _heads(store, c, found, rows)
+                report.add("database", what, RESTORE)
+            rows = _commits(store, c, report)
+            journals = _events(store, c, report, rows)
+            heads = _heads(store, c, report, rows)
             doomed = set(store.db.doomed(c))
     except RegardError as error:
-        found.add("database", error, RESTORE)
-        return found
-    _reached(found, rows, heads)
-    found.events = sum(map(len, journals.values()))
-    _blobs(store, found, rows, doomed)
-    _untidy(store, found, doomed)
-    return found
+        report.add("database", error, RESTORE)
+        return report
+    _reached(report, rows, heads)
+    report.events = sum(map(len, journals.values()))
+    _blobs(store, report, rows, doomed)
+    _untidy(store, report, doomed)
+    return report
 
 
-def _commits(store: IdentityStore, c: Connection, found: Checked) -> dict[str, Commit]:
+def _commits(store: IdentityStore, c: Connection, report: Checked) -> dict[str, Commit]:
     """Every record against its hash, and every column against its record."""
     from .schema import commits
     from sqlalchemy import select  # isort: skip
@@ -120,25 +120,25 @@ def _commits(store: IdentityStore, c: Connection, found: Checked) -> dict[str, C
         try:
             commit = Commit.read(row["id"], row["body"])
         except CheckpointError as error:
-            found.add("commits", error, RESTORE)
+            report.add("commits", error, RESTORE)
             continue
         wrong = [k for k in columns if row[k] != getattr(commit, k)]
         if wrong:
-            found.add(f"commit {commit.id[:12]}", f"its {', '.join(wrong)} is not what its record says", RESTORE)
+            report.add(f"commit {commit.id[:12]}", f"its {', '.join(wrong)} is not what its record says", RESTORE)
         rows[commit.id] = commit
     for commit in rows.values():
         parent = rows.get(commit.parent or "")
         if commit.parent is not None and parent is None:
-            found.add(f"commit {commit.id[:12]}", f"its parent {commit.parent[:12]} is not there", RESTORE)
+            report.add(f"commit {commit.id[:12]}", f"its parent {commit.parent[:12]} is not there", RESTORE)
         elif commit.number != (0 if parent is None else parent.number + 1):
-            found.add(f"commit {commit.id[:12]}", f"it is number {commit.number}, and its parent says otherwise", RESTORE)
+            report.add(f"commit {commit.id[:12]}", f"it is number {commit.number}, and its parent says otherwise", RESTORE)
         if commit.origin is not None and commit.origin not in rows:
-            found.add(f"commit {commit.id[:12]}", f"{commit.origin[:12]}, which it went back to, is not there", RESTORE)
-    found.commits = len(rows)
+            report.add(f"commit {commit.id[:12]}", f"{commit.origin[:12]}, which it went back to, is not there", RESTORE)
+    report.commits = len(rows)
     return rows
 
 
-def _events(store: IdentityStore, c: Connection, found: Checked, rows: dict[str, Commit]) -> dict[str, list[Event]]:
+def _events(store: IdentityStore, c: Connection, report: Checked, rows: dict[str, Commit]) -> dict[str, list[Event]]:
     from .schema import events
     from sqlalchemy import select  # isort: skip
 
@@ -147,7 +147,7 @@ def _events(store: IdentityStore, c: Connection, found: Checked, rows: dict[str,
     for row in c.execute(select(events).order_by(events.c.commit_id, events.c.position)).mappings():
         id: Any = row["commit_id"]
         if id not in journals:
-            found.add("events", f"one belongs to commit {id!r:.20}, which is not there", RESTORE)
+            report.add("events", f"one belongs to commit {id!r:.20}, which is not there", RESTORE)
             continue
         try:
             event = Event.read(strict_json(row["body"] if isinstance(row["body"], str) else "", "an event"))
@@ -156,27 +156,27 @@ def _events(store: IdentityStore, c: Connection, found: Checked, rows: dict[str,
             journals[id].append(event)
         except CheckpointError as error:
             broken.add(id)
-            found.add(f"events of {id[:12]}", error, RESTORE)
+            report.add(f"events of {id[:12]}", error, RESTORE)
     for id, commit in rows.items():
         if id not in broken and journal_hash(journals[id]) != commit.journal:
-            found.add(f"events of {id[:12]}", "they are not those that were written: their hash differs", RESTORE)
+            report.add(f"events of {id[:12]}", "they are not those that were written: their hash differs", RESTORE)
     return journals
 
 
-def _heads(store: IdentityStore, c: Connection, found: Checked, rows: dict[str, Commit]) -> dict[str, str]:
+def _heads(store: IdentityStore, c: Connection, report: Checked, rows: dict[str, Commit]) -> dict[str, str]:
     try:
         heads = store.db.heads(c)
     except CheckpointError as error:
-        found.add("names", error, RESTORE)
+        report.add("names", error, RESTORE)
         return {}
     for name, head in heads.items():
         if head not in rows:
-            found.add(f"name {name}", f"its head {head[:12]} is not there", RESTORE)
-    found.names = len(heads)
+            report.add(f"name {name}", f"its head {head[:12]} is not there", RESTORE)
+    report.names = len(heads)
     return heads
 
 
-def _reached(found: Checked, rows: dict[str, Commit], heads: dict[str, str]) -> None:
+def _reached(report: Checked, rows: dict[str, Commit], heads: dict[str, str]) -> None:
     """Commits to which no name leads: a removal takes them with it, so a name has been lost."""
     live: set[str] = set()
     for head in heads.values():
@@ -185,12 +185,12 @@ def _reached(found: Checked, rows: dict[str, Commit], heads: dict[str, str]) -> 
             live.add(at)
             at = rows[at].parent
     lost = [x for x in rows.values() if x.id not in live]
-    if lost and found.sound:
+    if lost and report.sound:
         tip = max(lost, key=lambda x: x.number)
-        found.add("names", f"no name leads to {len(lost)} commits, the last of them {tip.id[:12]}", RESTORE)
+        report.add("names", f"no name leads to {len(lost)} commits, the last of them {tip.id[:12]}", RESTORE)
 
 
-def _blobs(store: IdentityStore, found: Checked, rows: dict[str, Commit], doomed: set[str]) -> None:
+def _blobs(store: IdentityStore, report: Checked, rows: dict[str, Commit], doomed: set[str]) -> None:
     seen: dict[str, Commit] = {x.blob: x for x in rows.values()}
     for blob, commit in seen.items():
         try:
@@ -200,23 +200,23 @@ def _blobs(store: IdentityStore, found: Checked, rows: dict[str, Commit], doomed
                 # Removed, with its commit, since the tables were read.
                 if not store.holds(commit.id):
                     continue
-            found.add(f"blob {blob[:12]}", error, f"{RESTORE}, or roll back to before commit {commit.id[:12]}")
+            report.add(f"blob {blob[:12]}", error, f"{RESTORE}, or roll back to before commit {commit.id[:12]}")
             continue
-        found.blobs += 1
+        report.blobs += 1
     stray = [p for p in store.blobs.folder.glob("*/*") if p.stem not in seen and p.stem not in doomed]
     if stray:
-        found.add("blobs", f"{len(stray)} files that no commit names, such as {stray[0].name[:20]}", GC, "untidy")
+        report.add("blobs", f"{len(stray)} files that no commit names, such as {stray[0].name[:20]}", GC, "untidy")
 
 
-def _untidy(store: IdentityStore, found: Checked, doomed: set[str]) -> None:
+def _untidy(store: IdentityStore, report: Checked, doomed: set[str]) -> None:
     if doomed:
-        found.add("database", f"{len(doomed)} removals are not cleared away yet", GC, "untidy")
+        report.add("database", f"{len(doomed)} removals are not cleared away yet", GC, "untidy")
     for folder in (store.blobs.folder, store.nights):
         drafts = list(folder.glob(f"{files.DRAFT}*"))
         if drafts:
-            found.add(folder.name, f"{len(drafts)} unfinished files", f"{GC}, when nobody writes", "untidy")
+            report.add(folder.name, f"{len(drafts)} unfinished files", f"{GC}, when nobody writes", "untidy")
     for path in _others_may_read(store):
-        found.add(path.name, f"others may read it (mode {stat.S_IMODE(path.stat().st_mode):o})", f"chmod go= {path}", "untidy")
+        report.add(path.name, f"others may read it (mode {stat.S_IMODE(path.stat().st_mode):o})", f"chmod go= {path}", "untidy")
 
 
 def _others_may_read(store: IdentityStore) -> Iterator[Path]:

@@ -116,11 +116,11 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise CheckpointError(f"parent={config['parent']!r:.80} and form={config['form']!r:.80} are names or nothing")
 
 
-def _typed(found: object, types: Mapping[str, type], what: str) -> None:
-    if not isinstance(found, dict) or set(found) != set(types):
-        raise CheckpointError(f"the {what} of an identity has {', '.join(types)} and nothing else; this is {found!r:.120}")
+def _typed(section: object, types: Mapping[str, type], what: str) -> None:
+    if not isinstance(section, dict) or set(section) != set(types):
+        raise CheckpointError(f"the {what} of an identity has {', '.join(types)} and nothing else; this is {section!r:.120}")
     for name, kind in types.items():
-        value = found[name]
+        value = section[name]
         if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
             raise CheckpointError(f"{what}.{name} is {value!r:.80}; it is a {kind.__name__}")
         if kind is int and not 0 <= value < 1 << 53:

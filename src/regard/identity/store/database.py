@@ -34,14 +34,14 @@ class Database(Connections):
     def names(self, c: Connection) -> dict[str, Commit]:
         """Every name and the commit at its head; refused where the two records of the names differ."""
         heads = self.heads(c)
-        found: dict[str, Commit] = {}
+        by_id: dict[str, Commit] = {}
         for ids in _chunks(sorted(set(heads.values()))):
             rows = c.execute(select(commits.c.id, commits.c.body).where(commits.c.id.in_(ids)))
-            found |= {id: Commit.read(id, body) for id, body in rows}
+            by_id |= {id: Commit.read(id, body) for id, body in rows}
         for name, head in heads.items():
-            if head not in found:
+            if head not in by_id:
                 raise self._damage(f"commit {head[:12]}, the head of {name!r}, is not there")
-        return {name: found[head] for name, head in heads.items()}
+        return {name: by_id[head] for name, head in heads.items()}
 
     def heads(self, c: Connection) -> dict[str, str]:
         # One statement, and so one snapshot, in transactions that write too.
@@ -98,16 +98,20 @@ class Database(Connections):
         floor = -1 if limit is None else head.number - limit
         walk = _walk(select(commits.c.id, commits.c.parent, commits.c.number).where(commits.c.id == head.id), floor)
         rows = c.execute(select(commits.c.id, commits.c.body).join(walk, walk.c.id == commits.c.id))
-        found = sorted((Commit.read(id, body) for id, body in rows), key=lambda x: -x.number)
-        for a, b in itertools.pairwise(found):
+        history = sorted((Commit.read(id, body) for id, body in rows), key=lambda x: -x.number)
+        for a, b in itertools.pairwise(history):
             if a.parent != b.id:
                 raise CheckpointError(f"commit {a.id[:12]} follows {str(a.parent)[:12]}, and {b.id[:12]} stands in its place")
-        if len(found) != head.number - max(floor, -1) or found[0].id != head.id or (floor < 0 and found[-1].parent is not None):
+        if (
+            len(history) != head.number - max(floor, -1)
+            or history[0].id != head.id
+            or (floor < 0 and history[-1].parent is not None)
+        ):
             raise CheckpointError(
-                f"the history of commit {head.id[:12]} has a gap: {len(found)} commits, the last is "
-                f"{found[-1].id[:12] if found else 'none'}; run: regard identity check"
+                f"the history of commit {head.id[:12]} has a gap: {len(history)} commits, the last is "
+                f"{history[-1].id[:12] if history else 'none'}; run: regard identity check"
             )
-        return found
+        return history
 
     def events(self, c: Connection, chain: Sequence[Commit]) -> list[list[Event]]:
         """The events of each of these commits, checked against its hash."""
@@ -118,15 +122,15 @@ class Database(Connections):
                 if id not in bodies or not isinstance(body, str):
                     raise self._damage(f"an event belongs to {id!r:.80}, which is none of the commits that it was asked for")
                 bodies[id].append(body)
-        result: list[list[Event]] = []
+        journals: list[list[Event]] = []
         for commit in chain:
-            found = [Event.read(strict_json(body, "an event")) for body in bodies[commit.id]]
-            if journal_hash(found) != commit.journal:
+            journal = [Event.read(strict_json(body, "an event")) for body in bodies[commit.id]]
+            if journal_hash(journal) != commit.journal:
                 raise CheckpointError(
                     f"the events of commit {commit.id[:12]} are not those that were written: their hash differs"
                 )
-            result.append(found)
-        return result
+            journals.append(journal)
+        return journals
 
     def events_by(self, c: Connection, source: str) -> list[tuple[str, str]]:
         """The commit and the record of every event that a source of this name wrote, in whatever history."""
@@ -140,13 +144,13 @@ class Database(Connections):
 
     def blobs(self, c: Connection) -> set[str]:
         """Those that commits name, by their records: `gc` must not believe a column that damage has changed."""
-        found: set[str] = set()
+        named: set[str] = set()
         for id, blob, body in c.execute(select(commits.c.id, commits.c.blob, commits.c.body)):
             commit = Commit.read(id, body)
             if commit.blob != blob:
                 raise self._damage(f"commit {commit.id[:12]} is listed with another blob than its record has")
-            found.add(blob)
-        return found
+            named.add(blob)
+        return named
 
     def has(self, c: Connection, id: str) -> bool:
         return c.scalar(select(commits.c.id).where(commits.c.id == id)) is not None
@@ -180,11 +184,13 @@ class Database(Connections):
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def insert(self, c: Connection, commit: Commit, found: Sequence[Event]) -> None:
+    def insert(self, c: Connection, commit: Commit, journal: Sequence[Event]) -> None:
         row = {k: getattr(commit, k) for k in ("id", "parent", "origin", "number", "token", "blob")}
         c.execute(insert(commits).values(**row, body=commit.body()))
-        if found:
-            rows = [{"commit_id": commit.id, "position": i, "source": e.source, "body": e.body()} for i, e in enumerate(found)]
+        if journal:
+            rows = [
+                {"commit_id": commit.id, "position": i, "source": e.source, "body": e.body()} for i, e in enumerate(journal)
+            ]
             c.execute(insert(events), rows)
 
     def add_name(self, c: Connection, name: str, head: Commit, now: float) -> None:
@@ -226,8 +232,8 @@ class Database(Connections):
         c.execute(insert(doomed), [{"blob": blob} for blob in (mark, *sorted(marked))])
         return mark
 
-    def release(self, c: Connection, found: Iterable[str]) -> None:
-        for ids in _chunks(found):
+    def release(self, c: Connection, marks: Iterable[str]) -> None:
+        for ids in _chunks(marks):
             c.execute(delete(doomed).where(doomed.c.blob.in_(ids)))
 
     def scrub(self) -> bool:
@@ -302,9 +308,9 @@ def _walk(start: Any, floor: int, *, once: bool = False) -> CTE:
     return walk.union(step) if once else walk.union_all(step)
 
 
-def _chunks(found: Iterable[str]) -> Iterable[list[str]]:
+def _chunks(values: Iterable[str]) -> Iterable[list[str]]:
     """Databases limit how many values one statement may carry."""
-    every = list(found)
+    every = list(values)
     return (every[i : i + CHUNK] for i in range(0, len(every), CHUNK))
 
 

@@ -77,17 +77,17 @@ def compare(a: Identity, b: Identity, names: tuple[str, str] = ("a", "b")) -> Di
             f"{b.base.name or b.base.family} ({b.base.fingerprint[:12]}): identities of two models have no difference"
         )
     before, after = _moments(a), _moments(b)
-    kept = (before[0] & after[0]).total()
+    in_both = (before[0] & after[0]).total()
     depth = a.base.depth
     Ta, Tb = _dense(a.trace, a), _dense(b.trace, b)
     return Diff(
         *names,
         self=_change(_self(a).reshape(depth, -1), _self(b).reshape(depth, -1), _norm(_self(a)), _norm(_self(b))),
         trace=_change(Ta.reshape(depth, -1), Tb.reshape(depth, -1), _spectral(Ta), _spectral(Tb)),
-        added=after[0].total() - kept,
-        removed=before[0].total() - kept,
-        kept=kept,
-        rewritten=kept - (before[1] & after[1]).total(),
+        added=after[0].total() - in_both,
+        removed=before[0].total() - in_both,
+        kept=in_both,
+        rewritten=in_both - (before[1] & after[1]).total(),
         sources_added=tuple(s for s in b.sources if s not in a.sources),
         sources_removed=tuple(s for s in a.sources if s not in b.sources),
         experiences=b.life.experiences - a.life.experiences,
@@ -130,15 +130,19 @@ def _spectral(T: Tensor) -> float:
 
 def _moments(identity: Identity) -> tuple[Counter[object], Counter[object]]:
     """Imprints by when and by whom, and by all their numbers too."""
-    kept: Imprints = identity.imprints
+    imprints: Imprints = identity.imprints
     when, whole = Counter[object](), Counter[object]()
-    columns = [x.tolist() for x in (kept.source, kept.token, kept.position)]
+    columns = [x.tolist() for x in (imprints.source, imprints.token, imprints.position)]
     for i, (source, token, position) in enumerate(zip(*columns, strict=True)):
         key = (identity.sources[source], token, position)
-        numbers = [p.codes[:, :, i].numpy().tobytes() + p.scale[:, :, i].numpy().tobytes() for p in (kept.k, kept.v)]
+        numbers = [p.codes[:, :, i].numpy().tobytes() + p.scale[:, :, i].numpy().tobytes() for p in (imprints.k, imprints.v)]
         when[key] += 1
         whole[
-            (*key, *numbers, *(getattr(kept, f.name)[..., i].numpy().tobytes() for f in fields(kept)[2:] if f.name != "source"))
+            (
+                *key,
+                *numbers,
+                *(getattr(imprints, f.name)[..., i].numpy().tobytes() for f in fields(imprints)[2:] if f.name != "source"),
+            )
         ] += 1
     return when, whole
 

@@ -16,7 +16,7 @@ from .records import Commit, Event, checked_message, journal_hash
 def draft(
     identity: Identity, data: bytes, parent: Commit | None, events: Sequence[Event], message: str, token: str | None
 ) -> Commit:
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "id": "", "parent": parent and parent.id, "origin": None, "number": parent.number + 1 if parent else 0,
         "kind": None, "source": None, "message": checked_message(message), "time": 0.0,
         "digest": identity.digest(), "blob": hashlib.sha256(data).hexdigest(), "bytes": len(data),
@@ -24,7 +24,7 @@ def draft(
         "sources": identity.sources, "experiences": identity.life.experiences, "tokens": identity.life.tokens,
         "imprints": len(identity.imprints),
     }  # fmt: skip
-    return sealed(Commit(**found), events)
+    return sealed(Commit(**record), events)
 
 
 def sealed(commit: Commit, events: Sequence[Event]) -> Commit:

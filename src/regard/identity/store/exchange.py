@@ -83,7 +83,7 @@ def import_(store: IdentityStore, path: Path, name: str, base: Base | None) -> C
 def _events(journal: object, identity: Identity, path: Path) -> list[Event]:
     """Only what writes: the books of another store are not this one's."""
     match journal:
-        case {"schema": 1, "digest": str(digest), "events": list(found)} if len(found) <= MOST_EVENTS:
+        case {"schema": 1, "digest": str(digest), "events": list(records)} if len(records) <= MOST_EVENTS:
             pass
         case {"schema": schema} if schema != SCHEMA:
             raise CheckpointError(
@@ -95,7 +95,7 @@ def _events(journal: object, identity: Identity, path: Path) -> list[Event]:
         raise CheckpointError(
             f"the journal of {path} tells of {digest[:12]!r}, and the identity beside it is {identity.digest()[:12]}"
         )
-    return [e for e in map(Event.read, found) if e.kind in WRITES]
+    return [e for e in map(Event.read, records) if e.kind in WRITES]
 
 
 __all__ = ["export", "import_"]

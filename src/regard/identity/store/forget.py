@@ -92,22 +92,22 @@ def forget(store: IdentityStore, name: str, source: str, replay: Replay) -> Forg
             head = store.head_of(c, name)
             chain = db.chain(c, head)
             by_commit = db.events(c, chain)
-            every = [e for found in by_commit for e in found]
+            every = [e for journal in by_commit for e in journal]
             path, events = store.lineage(c, head)
             firsts = db.events(c, path[:1])[0]
         source = _which(source, name, {e.source for e in every if e.source} | {s for x in chain for s in x.sources})
         theirs = [e for e in every if e.source == source]
         start = _start(store, path, firsts)
-        kept = [e for e in events if e.kind in WRITES and e.source != source]
-        after, again = (replay(start, tuple(kept)) for _ in range(2))
+        remaining = [e for e in events if e.kind in WRITES and e.source != source]
+        after, again = (replay(start, tuple(remaining)) for _ in range(2))
         _agree(start, after, again, source)
         data, empty = store.encoded(after), store.encoded(start)
-        echoes = sum(any(t.text and e.text and t.text in e.text for t in theirs) for e in kept)
+        echoes = sum(any(t.text and e.text and t.text in e.text for t in theirs) for e in remaining)
         proof = Event(
             "forget",
             rule={
                 "removed": len(theirs),
-                "kept": len(kept),
+                "kept": len(remaining),
                 "before": head.digest,
                 "after": after.digest(),
                 "again": again.digest(),
@@ -122,7 +122,7 @@ def forget(store: IdentityStore, name: str, source: str, replay: Replay) -> Forg
                 )
             db.guard(c, exclusive=True)
             root = store.write(c, start, empty, None, [Event("new", time=path[0].time)], "")
-            last = store.write(c, after, data, root, [*kept, proof], "replayed")
+            last = store.write(c, after, data, root, [*remaining, proof], "replayed")
             db.move(c, name, head, last)
             gone, mark = db.purge(c, head)
             _prove(store, c, last, source, again.digest())
@@ -132,7 +132,7 @@ def forget(store: IdentityStore, name: str, source: str, replay: Replay) -> Forg
     store.sweep_drafts()
     searched = search(store, set(written.fragments) | fragments_of_text([*(x.message for x in gone), source]))
     return Forgotten(
-        name, source, len(theirs), len(kept), head.digest, after.digest(), again.digest(), len(gone), removed, forks, copies,
+        name, source, len(theirs), len(remaining), head.digest, after.digest(), again.digest(), len(gone), removed, forks, copies,
         echoes, clean and not searched.left, searched, last.id,
     )  # fmt: skip
 
@@ -188,9 +188,9 @@ def _agree(start: Identity, after: Identity, again: Identity, source: str) -> No
 def _prove(store: IdentityStore, c: Connection, last: Commit, source: str, digest: str) -> None:
     """Look at what is now there, as a reader would; anything found undoes the transaction."""
     chain = store.db.chain(c, last)
-    found = [e for each in store.db.events(c, chain) for e in each if e.source == source]
+    theirs = [e for each in store.db.events(c, chain) for e in each if e.source == source]
     for commit in chain:
-        if found or source in (commit.source, *commit.sources) or source in store.identity_of(commit).sources:
+        if theirs or source in (commit.source, *commit.sources) or source in store.identity_of(commit).sources:
             raise CheckpointError(f"{source!r} would still stand in commit {commit.id[:12]}; nothing was changed")
     if store.identity_of(last).digest() != digest:
         raise CheckpointError(f"commit {last.id[:12]} does not hold what the replay made; nothing was changed")

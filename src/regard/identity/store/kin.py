@@ -63,10 +63,13 @@ def moments(identity: Identity, source: str) -> set[bytes]:
     """The imprints of one source, each by its keys in every layer and head, its token and its place."""
     if source not in identity.sources:
         return set()
-    kept, index = identity.imprints, identity.sources.index(source)
-    mine = (kept.source == index).nonzero().flatten().tolist()
+    imprints, index = identity.imprints, identity.sources.index(source)
+    mine = (imprints.source == index).nonzero().flatten().tolist()
     return {
-        b"".join(x.numpy().tobytes() for x in (kept.k.codes[:, :, i], kept.k.scale[:, :, i], kept.token[i], kept.position[i]))
+        b"".join(
+            x.numpy().tobytes()
+            for x in (imprints.k.codes[:, :, i], imprints.k.scale[:, :, i], imprints.token[i], imprints.position[i])
+        )
         for i in mine
     }
 

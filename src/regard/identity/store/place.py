@@ -48,31 +48,31 @@ class Place:
 def place(url: str | Path | None, blobs: str | Path | None) -> Place:
     if url is None:
         url = home() / "identities" / "identities.db"
-    found = URL.create("sqlite", database=str(Path(url).expanduser().absolute())) if _is_path(url) else parsed(str(url))
-    match found.get_backend_name():
+    address = URL.create("sqlite", database=str(Path(url).expanduser().absolute())) if _is_path(url) else parsed(str(url))
+    match address.get_backend_name():
         case "sqlite":
-            if not found.database or found.database == ":memory:" or found.database.startswith("file:"):
+            if not address.database or address.database == ":memory:" or address.database.startswith("file:"):
                 raise StoreError(
                     "an SQLite store without a file; it keeps its tensors beside one: sqlite:///path/to/identities.db"
                 )
-            file = Path(found.database).expanduser().absolute()
+            file = Path(address.database).expanduser().absolute()
             folder = Path(blobs) if blobs else file.with_name(f"{file.stem}.blobs")
             locks = file.with_name(f"{file.stem}.locks")
-            found = URL.create("sqlite", database=str(file))
+            address = URL.create("sqlite", database=str(file))
         case "postgresql" | "postgres":
             if importlib.util.find_spec("psycopg") is None:
                 raise ImportError("a store in PostgreSQL needs psycopg 3: pip install 'regard[postgres]'")
             file = None
-            found = found.set(drivername="postgresql+psycopg")
+            address = address.set(drivername="postgresql+psycopg")
             # Two databases never share a folder by default: what one does not name, `gc` would take for rubbish.
-            which = hashlib.sha256(f"{found.host}:{found.port}/{found.database}".encode()).hexdigest()[:16]
+            which = hashlib.sha256(f"{address.host}:{address.port}/{address.database}".encode()).hexdigest()[:16]
             folder = Path(blobs) if blobs else home() / "identities" / "blobs" / which
             locks = folder.with_name(f"{folder.name}.locks")
         case other:
             raise StoreError(
                 f"{other!r} is not a database that identities are kept in; give sqlite:///… or postgresql+psycopg://…"
             )
-    return Place(found, folder, locks, folder.with_name(f"{folder.stem}.nights"), file, not blobs)
+    return Place(address, folder, locks, folder.with_name(f"{folder.stem}.nights"), file, not blobs)
 
 
 def _is_path(url: str | Path) -> bool:
@@ -90,24 +90,24 @@ def _is_path(url: str | Path) -> bool:
 
 def parsed(url: str) -> URL:
     """The parts of a URL; what is wrong with it is said without repeating it."""
-    found: URL | None = None
+    parts: URL | None = None
     try:
-        found = make_url(url)
-        query = dict(found.query)
+        parts = make_url(url)
+        query = dict(parts.query)
         # Beside the user's name it is hidden by everything that prints a URL; in the query it is not.
         password = query.pop("password", None)
         if password is not None:
-            found = found.set(password=password if isinstance(password, str) else password[-1], query=query)
+            parts = parts.set(password=password if isinstance(password, str) else password[-1], query=query)
     except Exception:
         # Raised below, where this error is not its context: it may quote the password.
-        found = None
-    if found is None:
+        parts = None
+    if parts is None:
         scheme = url.partition("://")[0]
         raise StoreError(
             f"the {scheme if scheme.isidentifier() else 'given'!r:.40} URL of a store cannot be read (not repeated here: it may "
             "hold a password); it is postgresql://user@host:5432/database, with odd characters as %XX, or sqlite:///path"
         )
-    return found
+    return parts
 
 
 def shown(url: URL) -> str:

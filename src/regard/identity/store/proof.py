@@ -46,11 +46,11 @@ class Searched:
 
 
 def fragments_of_text(texts: Iterable[str]) -> set[bytes]:
-    found: set[bytes] = set()
+    fragments: set[bytes] = set()
     for text in texts:
         for spelled in (canonical(text)[1:-1].encode(), text.encode("utf-8", "surrogatepass")):
-            found |= _cut(spelled)
-    return found
+            fragments |= _cut(spelled)
+    return fragments
 
 
 def fragments_of_state(identity: Identity, source: str) -> set[bytes]:
@@ -59,15 +59,15 @@ def fragments_of_state(identity: Identity, source: str) -> set[bytes]:
         return set()
     mine = (identity.imprints.source == identity.sources.index(source)).tolist()
     codes, tokens = identity.imprints.k.codes[0, 0].numpy(), identity.imprints.token.numpy()
-    found: set[bytes] = set()
+    fragments: set[bytes] = set()
     start: int | None = None
     for i, here in enumerate([*mine, False]):
         if here and start is None:
             start = i
         elif not here and start is not None:
-            found |= _cut(codes[start:i].tobytes()) | _cut(tokens[start:i].tobytes())
+            fragments |= _cut(codes[start:i].tobytes()) | _cut(tokens[start:i].tobytes())
             start = None
-    return found
+    return fragments
 
 
 def _cut(data: bytes) -> set[bytes]:

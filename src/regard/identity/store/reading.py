@@ -110,14 +110,12 @@ class Reading:
         head = self.db.head(c, checked_name(ref))
         if head is not None:
             return head
-        found = self.db.beginning(c, ref) if PREFIX.fullmatch(ref) else []
-        if len(found) > 1:
-            raise StoreError(
-                f"{ref!r} begins {len(found)} or more commits, such as {found[0][:16]} and {found[1][:16]}: say more"
-            )
-        if not found:
+        ids = self.db.beginning(c, ref) if PREFIX.fullmatch(ref) else []
+        if len(ids) > 1:
+            raise StoreError(f"{ref!r} begins {len(ids)} or more commits, such as {ids[0][:16]} and {ids[1][:16]}: say more")
+        if not ids:
             raise StoreError(f"no name is {ref!r:.80}, and no commit's id begins so; there {self._listed(c)}")
-        return self.db.commit(c, found[0])
+        return self.db.commit(c, ids[0])
 
     def _listed(self, c: Connection) -> str:
         # All of them, with both of their records: a name that damage took is not answered as if it had never been.
@@ -153,7 +151,7 @@ class Reading:
             path.append(commit)
             at = commit.parent
         path.reverse()
-        return path, [e for found in self.db.events(c, path) for e in found]
+        return path, [e for journal in self.db.events(c, path) for e in journal]
 
     def holds(self, commit: str) -> bool:
         """Whether a commit is still there."""

@@ -76,14 +76,14 @@ class Event:
         return canonical(asdict(self))
 
     @classmethod
-    def read(cls, found: object) -> Event:
+    def read(cls, record: object) -> Event:
         """From the object that `body` describes."""
-        if not isinstance(found, dict) or set(found) != {f.name for f in fields(cls)}:
+        if not isinstance(record, dict) or set(record) != {f.name for f in fields(cls)}:
             raise CheckpointError(
-                f"an event has {', '.join(f.name for f in fields(cls))} and nothing else; this is {found!r:.80}"
+                f"an event has {', '.join(f.name for f in fields(cls))} and nothing else; this is {record!r:.80}"
             )
         try:
-            return cls(**found)
+            return cls(**record)
         except (StoreError, TypeError, OverflowError) as error:
             raise CheckpointError(f"this is no event: {error}") from error
 
@@ -119,9 +119,9 @@ class Commit:
     imprints: int
 
     def body(self) -> str:
-        found = asdict(self)
-        del found["id"]
-        return canonical(found)
+        record = asdict(self)
+        del record["id"]
+        return canonical(record)
 
     @classmethod
     def read(cls, id: object, body: object) -> Commit:
@@ -129,10 +129,10 @@ class Commit:
             raise CheckpointError(f"a commit is recorded as {id!r:.80}, with {body!r:.80}: the database is damaged")
         if hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest() != id:
             raise CheckpointError(f"the record of commit {id[:12]} is not the one that was written: its hash differs")
-        found: dict[str, Any] = strict_json(body, f"commit {id[:12]}")
+        record: dict[str, Any] = strict_json(body, f"commit {id[:12]}")
         try:
-            found |= {"id": id, "sources": tuple(found["sources"])}
-            return cls(**found)
+            record |= {"id": id, "sources": tuple(record["sources"])}
+            return cls(**record)
         except (TypeError, KeyError) as error:
             raise CheckpointError(f"the record of commit {id[:12]} is not whole: {error}") from error
 
@@ -146,9 +146,9 @@ def journal_hash(events: Sequence[Event]) -> str:
     return hashlib.sha256("\n".join(e.body() for e in events).encode()).hexdigest()
 
 
-def canonical(found: object) -> str:
+def canonical(value: object) -> str:
     """One text for one value, in ASCII: no database's encoding, and no NUL, can stand in its way."""
-    return json.dumps(found, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def strict_json(text: str | bytes, what: str) -> Any:

@@ -118,10 +118,10 @@ def version_of(c: Connection, where: str) -> int | None:
         if ours:
             raise CheckpointError(f"{where} is damaged: it has {', '.join(ours)} and no {schema.name}; restore a backup")
         return None
-    found = list(c.scalars(select(schema.c.version)))
-    if not found or any(type(v) is not int or v < 1 for v in found):
-        raise CheckpointError(f"{where} is damaged: its schema is {found!r:.80}, not a number; restore a backup")
-    version = max(found)
+    versions = list(c.scalars(select(schema.c.version)))
+    if not versions or any(type(v) is not int or v < 1 for v in versions):
+        raise CheckpointError(f"{where} is damaged: its schema is {versions!r:.80}, not a number; restore a backup")
+    version = max(versions)
     if version > newest():
         raise StoreError(f"{where} has schema {version}; this version of regard reads up to {newest()}: update regard")
     missing = sorted({t.name for t in tables(version)} - there)

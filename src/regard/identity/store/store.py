@@ -316,9 +316,9 @@ class IdentityStore(Reading):
             )
         return done
 
-    def _expect(self, found: Commit, expected: Commit, name: str) -> None:
-        if found.id != expected.id:
-            raise StaleError(f"{name!r} moved from {expected.id[:12]} to {found.id[:12]}; load it and write again")
+    def _expect(self, head: Commit, expected: Commit, name: str) -> None:
+        if head.id != expected.id:
+            raise StaleError(f"{name!r} moved from {expected.id[:12]} to {head.id[:12]}; load it and write again")
 
     def sweep(self, mark: str | None = None) -> tuple[int, int, bool]:
         """Remove for good what has no commit any more: how many blobs, their bytes, and whether nothing of it is left.
@@ -331,8 +331,8 @@ class IdentityStore(Reading):
         for _ in range(TRIES if mark else 1):
             with self.db.alone() as mine:
                 with self.db.read() as c:
-                    found = self.db.doomed(c)
-                if not found or (mark and mark not in found and not mine):
+                    doomed = self.db.doomed(c)
+                if not doomed or (mark and mark not in doomed and not mine):
                     break
                 if not mine:
                     time.sleep(BRIEFLY)
@@ -340,11 +340,11 @@ class IdentityStore(Reading):
                 clean = self.db.scrub()
                 with self.db.write() as c:
                     self.db.guard(c, exclusive=True)
-                    gone = {x for x in found if not x.startswith(SCRUB)}
+                    gone = {x for x in doomed if not x.startswith(SCRUB)}
                     for blob in gone - self.db.blobs(c):
                         freed += self.blobs.drop(blob)
                         removed += 1
-                    self.db.release(c, found if clean else gone)
+                    self.db.release(c, doomed if clean else gone)
                 break
         with self.db.read() as c:
             left = self.db.doomed(c)

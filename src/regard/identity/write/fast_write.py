@@ -143,10 +143,10 @@ def read_file(path: Path) -> FastWrite:
 
 
 def digest(numbers: dict[str, Tensor]) -> str:
-    found = hashlib.sha256()
+    h = hashlib.sha256()
     for name in sorted(numbers):
-        found.update(name.encode() + numbers[name].contiguous().numpy().tobytes())
-    return found.hexdigest()
+        h.update(name.encode() + numbers[name].contiguous().numpy().tobytes())
+    return h.hexdigest()
 
 
 @lru_cache(maxsize=1)

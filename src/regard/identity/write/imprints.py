@@ -41,11 +41,11 @@ def worth_of(e: Experience, keep: str, seed: int = 0) -> Tensor:
     """What each token is worth; −inf for markup, which is never kept."""
     if keep not in KEEPERS:
         raise SpecError(f"keep={keep!r} is not one of {', '.join(KEEPERS)}")
-    found = KEEPERS[keep](e, seed).float().cpu()
-    return found.masked_fill(~e.content.cpu(), float("-inf"))
+    worth = KEEPERS[keep](e, seed).float().cpu()
+    return worth.masked_fill(~e.content.cpu(), float("-inf"))
 
 
-def kept(
+def best_imprints(
     e: Experience, worth: Tensor, count: int, *, born: int, source: int, merge: bool = False, learned: FastWrite | None = None
 ) -> Imprints:
     """The `count` best tokens of an experience as imprints, in their order; `born` tokens were met before it.
@@ -88,11 +88,11 @@ def _merged(e: Experience, index: Tensor, said: Tensor) -> tuple[Tensor, Tensor,
     return k, v, count.log()
 
 
-def evict(kept: Imprints, budget: int) -> Imprints:
+def evict(imprints: Imprints, budget: int) -> Imprints:
     """At most `budget` slots: the worthiest, oldest first."""
-    if len(kept) <= budget:
-        return kept
-    return kept.pick(kept.worth.topk(budget).indices.sort().values)
+    if len(imprints) <= budget:
+        return imprints
+    return imprints.pick(imprints.worth.topk(budget).indices.sort().values)
 
 
-__all__ = ["KEEPERS", "evict", "kept", "worth_of"]
+__all__ = ["KEEPERS", "best_imprints", "evict", "worth_of"]

@@ -18,7 +18,7 @@ from ..experience import Experience
 from ..shock import Norm, checked_affect
 from ..state import Identity, Life
 from .fast_write import shipped_for
-from .imprints import KEEPERS, evict, kept, worth_of
+from .imprints import KEEPERS, best_imprints, evict, worth_of
 from .self_state import SelfRule, moved, pooled
 from .trace import TraceRule, compressed, dense, written
 
@@ -49,11 +49,11 @@ class Rule:
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> Rule:
-        found = dict(given)
+        settings = dict(given)
         for name, kind in (("trace", TraceRule), ("self", SelfRule)):
-            if isinstance(found.get(name), dict):
-                found[name] = kind(**found[name])
-        return cls(**found)
+            if isinstance(settings.get(name), dict):
+                settings[name] = kind(**settings[name])
+        return cls(**settings)
 
 
 def imprint(identity: Identity, experience: Experience, rule: Rule | None = None) -> Identity:
@@ -69,28 +69,28 @@ def imprint(identity: Identity, experience: Experience, rule: Rule | None = None
     life = identity.life
     said = e.shock[e.content].float().cpu()
     norm = Norm(life.shock_mean, life.shock_spread, life.tokens).after(said)
-    found = identity
+    new_identity = identity
     sources = identity.sources if e.source in identity.sources else (*identity.sources, e.source)
     if rule.keep is not None and e.affect != 0:
         room = min(rule.budget, round(rule.share * norm.count))
         learned = shipped_for(e.base)
         worth = worth_of(e, rule.keep, rule.seed)
-        new = kept(e, worth, room, born=life.tokens, source=sources.index(e.source), merge=rule.merge, learned=learned)
-        found = replace(found, sources=sources, imprints=evict(found.imprints.joined(new), room))
+        new = best_imprints(e, worth, room, born=life.tokens, source=sources.index(e.source), merge=rule.merge, learned=learned)
+        new_identity = replace(new_identity, sources=sources, imprints=evict(new_identity.imprints.joined(new), room))
     if rule.trace is not None:
         learned = shipped_for(e.base)
         size = (e.base.depth, e.base.key_heads, e.base.head_width, e.base.head_width)
-        old = torch.zeros(size) if found.trace is None else dense(found.trace)
+        old = torch.zeros(size) if new_identity.trace is None else dense(new_identity.trace)
         T = written(old, e, rule.trace, learned.means if learned else None, learned.trace_gain if learned else None)
-        found = replace(found, trace=compressed(T, rule.trace))
+        new_identity = replace(new_identity, trace=compressed(T, rule.trace))
     if rule.self is not None:
         learned = shipped_for(e.base)
         z = pooled(e, rule.self.form, mean_k=learned.means[1] if learned else None)
         gain = learned.self_gain(rule.self.form) if learned else 1.0
-        found = replace(found, self=moved(found.self, gain * z, rule.self, affect=e.affect))
-    norm_s = 0.0 if found.self is None else float(found.self.s.norm())
+        new_identity = replace(new_identity, self=moved(new_identity.self, gain * z, rule.self, affect=e.affect))
+    norm_s = 0.0 if new_identity.self is None else float(new_identity.self.s.norm())
     after = Life(life.experiences + 1, norm.count, life.sleeps, norm.mean, norm.spread, (*life.self_norms, norm_s))
-    return replace(found, sources=sources, life=after, parent=identity.parent)
+    return replace(new_identity, sources=sources, life=after, parent=identity.parent)
 
 
 def _expect(given: object, kind: type, what: str) -> None:

@@ -87,13 +87,13 @@ def speakers(text: str, least: int = 8, words_earlier: int = 120, words_later: i
         name, _, said = block.strip().partition("\n")
         if re.fullmatch(r"[A-Z][A-Za-z' -]{0,40}:", name) and name[:-1].casefold() not in _TOGETHER:
             lines.setdefault(name[:-1], []).extend(line.strip() for line in said.splitlines() if line.strip())
-    found: list[Speaker] = []
+    chosen: list[Speaker] = []
     for name, spoken in lines.items():
         rest = iter(spoken)
         earlier, later = _until(rest, words_earlier), _until(rest, words_later)
         if len(spoken) >= least and earlier and later:
-            found.append(Speaker(name, earlier, later))
-    return found
+            chosen.append(Speaker(name, earlier, later))
+    return chosen
 
 
 _TOGETHER = frozenset({"all", "both", "others", "lords", "citizens", "all citizens", "commons"})
