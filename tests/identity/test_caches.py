@@ -194,7 +194,7 @@ def test_a_cache_that_nobody_refilled_is_not_read_by_who_filled_it_first():
         cache = filled(model, x)
     cache.reset()
     model(x, past_key_values=cache)
-    with living(model, who), pytest.raises(StateError, match="before the identity came"):
+    with living(model, who), pytest.raises(StateError, match="filled without the identity"):
         model(x, past_key_values=cache)
 
 
@@ -240,7 +240,7 @@ def test_rows_that_change_places_are_not_read_by_each_other(move: str):
             model(x[:, :1], past_key_values=cache)
         getattr(twin, move)(torch.tensor([1, 0]))
         model(x[:, :1], past_key_values=twin)
-    with living(model, people[::-1]), pytest.raises(StateError, match="another lives"):
+    with living(model, people[::-1]), pytest.raises(StateError, match="reads another one now"):
         model(x[:, :1], past_key_values=twin)
 
 

@@ -216,14 +216,14 @@ def test_a_cache_of_one_identity_is_refused_under_another_and_under_none(part: s
         with living(model, who):
             return model(x, use_cache=True).past_key_values
 
-    with pytest.raises(StateError, match="nobody lives"):
+    with pytest.raises(StateError, match="reads none now"):
         model(x, past_key_values=filled())
-    with living(model, None), pytest.raises(StateError, match="nobody lives"):
+    with living(model, None), pytest.raises(StateError, match="reads none now"):
         model(x, past_key_values=filled())
-    with living(model, someone(base, 9)), pytest.raises(StateError, match="another lives"):
+    with living(model, someone(base, 9)), pytest.raises(StateError, match="reads another one now"):
         model(x, past_key_values=filled())
     plain = model(x, use_cache=True).past_key_values
-    with living(model, who), pytest.raises(StateError, match="before the identity came"):
+    with living(model, who), pytest.raises(StateError, match="filled without the identity"):
         model(x, past_key_values=plain)
     with living(model, who):
         whole = model(torch.cat([x, x], 1)).logits

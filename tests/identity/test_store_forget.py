@@ -125,8 +125,8 @@ def test_what_is_still_there_is_said_and_not_called_clean(store: IdentityStore, 
     begin(store, "mara", heard("secret", "my password is Wintergreen"), heard("theo", "I am Theo."))
     stray = store.blobs.folder / "notes.txt"
     stray.write_bytes(b"... my password is Wintergreen ...")
-    night = store.nights / "scratch"
-    store.nights.mkdir()
+    night = store.sleep_checkpoints / "scratch"
+    store.sleep_checkpoints.mkdir()
     night.write_bytes(b"nothing of it")
     found = store.forget("mara", "secret", replay)
     assert found.searched.left == ("notes.txt",)
@@ -183,13 +183,16 @@ def test_an_interrupted_night_and_the_draft_of_a_killed_one_go_with_their_commit
 
     begin(store, "mara", heard("secret", "my password is Wintergreen"))
     begin(store, "theo", heard("theo", "I am Theo."))
-    store.nights.mkdir()
-    nights = [store.nights / f"{store.head(name).id}.safetensors" for name in ("mara", "theo")]
+    store.sleep_checkpoints.mkdir()
+    nights = [store.sleep_checkpoints / f"{store.head(name).id}.safetensors" for name in ("mara", "theo")]
     dead = os.fork()
     if not dead:
         os._exit(0)
     os.waitpid(dead, 0)
-    drafts = [store.nights / f"{DRAFT}{dead}-{_host()}-x", store.nights / f"{DRAFT}{os.getpid()}-{_host()}-x"]
+    drafts = [
+        store.sleep_checkpoints / f"{DRAFT}{dead}-{_host()}-x",
+        store.sleep_checkpoints / f"{DRAFT}{os.getpid()}-{_host()}-x",
+    ]
     for path in (*nights, *drafts):
         path.write_bytes(b"what was learned from it")
     store.forget("mara", "secret", replay)

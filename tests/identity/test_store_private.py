@@ -16,7 +16,7 @@ from stored import BASE, heard, imprint, person
 from regard.files import DRAFT, _host, sweep  # pyright: ignore
 from regard.identity.state import Identity
 from regard.identity.store import IdentityStore, StoreError
-from regard.identity.store.place import place, shown
+from regard.identity.store.location import locate, shown
 
 SECRET = "hunter2secret"
 
@@ -122,7 +122,7 @@ def test_a_password_is_in_no_error_no_traceback_and_no_folder(
 
 def test_a_url_with_a_password_is_shown_without_it() -> None:
     pytest.importorskip("psycopg")
-    at = place(f"postgresql://user@host/db?password={SECRET}&sslmode=require", "blobs")
+    at = locate(f"postgresql://user@host/db?password={SECRET}&sslmode=require", "blobs")
     assert at.url.password == SECRET
     assert SECRET not in repr(at) + repr(at.url) + shown(at.url)
     assert at.url.query == {"sslmode": "require"}

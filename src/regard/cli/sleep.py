@@ -110,7 +110,7 @@ def _broken_off(store: IdentityStore, name: str) -> str:
 
 def _file(store: IdentityStore, commit: str) -> Path:
     """Beside the blobs; what lies there is of no use to anyone but the night that goes on."""
-    return store.nights / f"{commit}.safetensors"
+    return store.sleep_checkpoints / f"{commit}.safetensors"
 
 
 def write(file: Path, rule: SleepRule, night: SleepCheckpoint) -> None:

@@ -66,7 +66,7 @@ def observe(
     affect: float | Literal["estimated"] = 1.0,
     source: str = "unknown",
 ) -> Experience:
-    """What the model makes of a text, a chat or token ids, under whatever lives in it now."""
+    """One pass over a text, a chat or token ids, with whatever identity the model reads now."""
     body = body_of(model)
     ids, said = tokenised(text, tokenizer)
     if len(ids) < 2:

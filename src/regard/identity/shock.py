@@ -1,6 +1,6 @@
 """Shock: how much a token surprised the model itself. Affect: a signed gain on how deeply an experience is written.
 
-    shock_t  = −log p(x_t | x_<t)                                      nats, under the model (and the identity that lives in it)
+    shock_t  = −log p(x_t | x_<t)                                      nats, under the model (and the identity that it reads)
     z_t      = (shock_t − mean) / spread                               against every token this identity has met so far
     affect   = tanh( mean_t (H_t − shock_t) / mean_t H_t )             H_t the entropy of the model's own expectation
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import StateError
 
 WINDOW = 2000
-"""Tokens over which the running mean forgets: what is normal may change over a life."""
+"""Tokens over which the running mean forgets: the usual surprise may change over time."""
 
 
 def surprisal(logits: Float[Tensor, "N V"], tokens: Int[Tensor, " N"]) -> Float[Tensor, " N"]:

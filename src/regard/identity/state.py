@@ -98,7 +98,7 @@ class Imprints:
     source: Int[Tensor, " m"]
     """Index into `Identity.sources`."""
     weight: Float[Tensor, "L G m"]
-    """Added to its score in each layer and head: the log of how many tokens it stands for, and how widely a head opens to it."""
+    """Added to its score in each layer and head: the log of how many tokens it stands for, and a gate of each head."""
     worth: Float[Tensor, " m"]
     """What the rule that kept it thought of it; the least goes first when there is no room."""
 

@@ -1,1 +1,1 @@
-"""Experiments with controls: people who were made up, what an identity does for them, and the fast write's training."""
+"""Experiments with controls: generated people, what an identity does for them, and the fast write's training."""

@@ -42,7 +42,7 @@ FAST_TRACE = TraceRule(write="centred")
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """What is measured of each person."""
 
     people: int = 40
@@ -51,19 +51,21 @@ class Plan:
     shares: tuple[float, ...] = SHARES
     """Budgets of imprints that are slept over."""
     steps: int | None = None
-    """Of a night; None for as many as a night has by itself."""
+    """Of a sleep; None for the default of `SleepRule`."""
 
 
 class Lab:
     """One model, and the ways to measure a state on it."""
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, plan: EvaluationPlan) -> None:
         self.model, self.tokenizer, self.plan = model, tokenizer, plan
         self.body: Body = body_of(model)
         self.crowd = people(plan.people + 1, plan.seed, "test")
         texts = neutral("test")
-        self.calm = [replace(anchor_item(self.body, tokenizer, t, c), wanted=None) for t in texts[:3] for c in (True, False)]
-        self.calm_base = self.loss(None, self.calm)
+        self.neutral_items = [
+            replace(anchor_item(self.body, tokenizer, t, c), wanted=None) for t in texts[:3] for c in (True, False)
+        ]
+        self.neutral_base = self.loss(None, self.neutral_items)
         self.anchors = Anchors(self.body, tokenizer)
 
     @torch.no_grad()
@@ -93,15 +95,15 @@ class Lab:
             measured["keep"][f"merged {share}"] = self.loss(self.keeps(e, "learned", share, merge=True), [mine])[0]
         fast = self.keeps(e, "learned", 0.25)
         measured["imprints"] = self.controls(fast, mine, theirs, i)
-        measured["trace_fast"] = self.controls(imprint(self.nobody, e, Rule(keep=None, trace=FAST_TRACE)), mine, theirs, i)
+        measured["trace_fast"] = self.controls(imprint(self.empty, e, Rule(keep=None, trace=FAST_TRACE)), mine, theirs, i)
         for form in ("key_bias", "self_token"):
             rule = Rule(keep=None, self=SelfRule(form=form))
-            measured[f"self_fast {form}"] = self.controls(imprint(self.nobody, e, rule), mine, theirs, i)
+            measured[f"self_fast {form}"] = self.controls(imprint(self.empty, e, rule), mine, theirs, i)
         measured["aba"] = self.a_b_a(e, fast, other, mine)
         measured["damage_fast"] = self.damage(fast)
         return measured
 
-    def night(self, i: int) -> dict[str, Any]:
+    def after_sleep(self, i: int) -> dict[str, Any]:
         """What sleep does to person i; the slow part, so it has a file of its own."""
         me, other = self.crowd[i], self.crowd[i + 1]
         with frozen(self.model):
@@ -110,12 +112,12 @@ class Lab:
             return {"i": i, "sleep": self.asleep(e, me, other, mine, theirs, i)}
 
     @property
-    def nobody(self) -> Identity:
+    def empty(self) -> Identity:
         return Identity.new(self.body.base)
 
     def keeps(self, e: Experience, keep: str, share: float, seed: int = 0, merge: bool = False) -> Identity:
         """Imprints alone, a share of the tokens by one keeper."""
-        return imprint(self.nobody, e, Rule(keep=keep, share=share, budget=10**6, merge=merge, seed=seed))
+        return imprint(self.empty, e, Rule(keep=keep, share=share, budget=10**6, merge=merge, seed=seed))
 
     @torch.no_grad()
     def in_context(self, chat: list[dict[str, str]], after: Sequence[dict[str, str]]) -> float:
@@ -140,7 +142,7 @@ class Lab:
 
     def damage(self, identity: Identity) -> dict[str, float]:
         """Nats on neutral text above the base: as answers in a chat, and as bare prose."""
-        more = [a - b for a, b in zip(self.loss(identity, self.calm), self.calm_base, strict=True)]
+        more = [a - b for a, b in zip(self.loss(identity, self.neutral_items), self.neutral_base, strict=True)]
         return {"chat": sum(more[0::2]) / len(more[0::2]), "prose": sum(more[1::2]) / len(more[1::2])}
 
     def asleep(self, e: Experience, me: Person, other: Person, mine: Item, theirs: Item, seed: int) -> dict[str, Any]:
@@ -151,22 +153,22 @@ class Lab:
         def slept(name: str, start: Identity, parts: tuple[Any, ...]) -> Identity:
             rule = replace(SleepRule() if "imprints" in parts else ALONE, parts=parts, seed=seed)
             rule = rule if self.plan.steps is None else replace(rule, steps=self.plan.steps)
-            woken, night = consolidate(self.model, start, me.history, self.tokenizer, rule, items=items, anchors=self.anchors)
+            after, outcome = consolidate(self.model, start, me.history, self.tokenizer, rule, items=items, anchors=self.anchors)
             broken = not name.startswith("imprints")
             measured[name] = {
-                **self.controls(woken, mine, theirs, seed, broken),
-                "damage": self.damage(woken),
-                "step": night.best_step,
+                **self.controls(after, mine, theirs, seed, broken),
+                "damage": self.damage(after),
+                "step": outcome.best_step,
             }
-            return woken
+            return after
 
         whole = slept("everything 0.25", self.keeps(e, "learned", 0.25), ("self", "trace", "imprints"))
         if self.plan.recall:
             measured["recall"] = self.recall(whole, me, other, chat)
         for share in self.plan.shares:
             slept(f"imprints {share}", self.keeps(e, "learned", share), ("imprints",))
-        slept("trace", self.nobody, ("trace",))
-        slept("self", self.nobody, ("self",))
+        slept("trace", self.empty, ("trace",))
+        slept("self", self.empty, ("self",))
         return measured
 
     @torch.no_grad()

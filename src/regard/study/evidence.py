@@ -16,9 +16,9 @@ from ..errors import StateError
 from .evaluate import SHARES
 
 
-def joined(rows: Sequence[dict[str, Any]], nights: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """People with their nights, where both were measured."""
-    slept = {r["i"]: r["sleep"] for r in nights}
+def joined(rows: Sequence[dict[str, Any]], sleeps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """People with what sleep did to them, where both were measured."""
+    slept = {r["i"]: r["sleep"] for r in sleeps}
     return [{**r, "sleep": slept[r["i"]]} if r["i"] in slept else r for r in rows]
 
 
@@ -69,20 +69,20 @@ def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     out["aba"] = bootstrap([r["base"] - r["aba"] for r in rows], gain)
     out["damage_fast"] = {k: bootstrap([r["damage_fast"][k] for r in rows]) for k in ("chat", "prose")}
-    night = [r for r in rows if "sleep" in r]
-    out["slept people"] = len(night)
-    if night:
+    sleepers = [r for r in rows if "sleep" in r]
+    out["slept people"] = len(sleepers)
+    if sleepers:
         out["slept"] = {}
-        for n in dict.fromkeys(n for r in night for n in r["sleep"] if n != "recall"):
+        for n in dict.fromkeys(n for r in sleepers for n in r["sleep"] if n != "recall"):
             # Not every state was slept over by everyone.
-            those = [r for r in night if n in r["sleep"]]
+            those = [r for r in sleepers if n in r["sleep"]]
             state = _state(those, by, lambda r, n=n: r["sleep"][n])
             state["share"] = bootstrap(
                 [r["base"] - r["sleep"][n]["own"] for r in those], [r["base"] - r["context"] for r in those]
             )
             state["damage"] = {k: bootstrap([r["sleep"][n]["damage"][k] for r in those]) for k in ("chat", "prose")}
             out["slept"][n] = state
-    asked = [r["sleep"]["recall"] for r in night if "recall" in r["sleep"]]
+    asked = [r["sleep"]["recall"] for r in sleepers if "recall" in r["sleep"]]
     if asked:
         out["recall"] = {
             name: bootstrap([r[name] for r in asked], [r[of] for r in asked])

@@ -1,4 +1,4 @@
-"""The trained fast write: what an untrained rule cannot know, learned once on people who were made up, the base frozen.
+"""The trained fast write: what an untrained rule cannot know, learned once on generated people, the base frozen.
 
     python -m regard.study.fast_write            # writes fast_write.safetensors of the package, with its seed and its data's name
     python -m regard.study.fast_write trace      # one part of it anew
@@ -13,8 +13,8 @@ gradient of its surprise goes into a few thousand numbers that all people share,
     trace    a signed gain per layer and key head on the centred write, and the base's mean queries and keys
     self     a gain per layer and key head on what was pooled, for each form
 
-Harm is KL to the base on neutral text and on another person's words. A self token must be somebody's, and can be: what it gives to
-another counts against it nat for nat. A trace and a key bias only bend attention; the same price leaves nothing of them.
+Harm is KL to the base on neutral text and on another person's words. A self token can help one person alone: what it
+changes in another's loss counts against it nat for nat. A trace and a key bias only shift scores; the same price leaves nothing of them.
 
 On another base only the scorer is used: its features are relative to the text, the gains belong to layers.
 """
@@ -91,16 +91,16 @@ def train(
     L, G, D = body.base.depth, body.base.key_heads, body.base.head_width
     crowd = people(study.people, study.seed, "train")
     with frozen(model):
-        school = School(body, tokenizer, crowd, neutral("train"), study, tell)
-        numbers = (read_file(out).numbers if out.is_file() and set(parts) != set(PARTS) else {}) | school.means()
+        trainer = FastWriteTrainer(body, tokenizer, crowd, neutral("train"), study, tell)
+        numbers = (read_file(out).numbers if out.is_file() and set(parts) != set(PARTS) else {}) | trainer.means()
         nats: dict[str, float] = {}
         shapes = shapes_of(L, G, D)
         for name in parts:
             leaves = {n: _start(n, s, study.seed).requires_grad_() for n, s in shapes[name].items()}
-            nats[name] = school.run(name, leaves, numbers)
+            nats[name] = trainer.run(name, leaves, numbers)
             numbers |= {n: x.detach().clone() for n, x in leaves.items()}
             if name == "imprints":
-                numbers["slots.shift"] *= school.spread
+                numbers["slots.shift"] *= trainer.spread
     about = {
         "fingerprint": body.base.fingerprint,
         "base": model_name,
@@ -124,7 +124,7 @@ def _start(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.ones(shape) if name in ("self.key", "self.value", "slots.value") else torch.zeros(shape)
 
 
-class School:
+class FastWriteTrainer:
     """The episodes, and what a step on each part of the write looks like."""
 
     def __init__(
@@ -135,17 +135,17 @@ class School:
 
         self.body, self.study, self.tell, self.crowd, self.tokenizer = body, study, tell, crowd, tokenizer
         self.anchors = [anchor_item(body, tokenizer, t, c) for t in prose for c in (False, True)]
-        self.heard: dict[int, Experience] = {}
+        self.experiences: dict[int, Experience] = {}
         self.spread: Float[Tensor, "L G D"] = torch.ones(())
         """Of the numbers in a key, over what people said."""
 
     def experience(self, i: int) -> Experience:
         from ..identity.experience import observe
 
-        if i not in self.heard:
+        if i not in self.experiences:
             chat = [m for c in self.crowd[i].history for m in c]
-            self.heard[i] = observe(self.body.model, chat, self.tokenizer)
-        return self.heard[i]
+            self.experiences[i] = observe(self.body.model, chat, self.tokenizer)
+        return self.experiences[i]
 
     def answers(self, i: int) -> Item:
         from ..identity.sleep.items import answers_item
@@ -183,7 +183,7 @@ class School:
                     mine, *harms = losses(self.body, [own, *anchors])
                 theirs = torch.stack(harms).mean()
                 if part == "token":
-                    # What helps another as much as oneself is nobody's: it is paid for as it was gained.
+                    # A token that helps another as much is not specific: the penalty is as large as the gain.
                     theirs = (theirs - item_said(other, usual)).abs()
                 grads = torch.autograd.grad(mine + self.study.anchor * theirs, list(leaves.values()))
             for x, g in zip(leaves.values(), grads, strict=True):

@@ -18,9 +18,9 @@ from ...models.convert.families import FAMILIES
 from ..read.body import Body, Heads, fingerprint
 from ..read.layer import LayerRead
 from ..state import Base
-from .hooks import lived
-from .interface import Call
-from .probe import Layout, catches, expect_hub, layers_of, probe, projections, value_weight
+from .hooks import reading
+from .interface import InterfaceCall
+from .probe import HeadLayout, catches, expect_hub, layers_of, probe, projections, value_weight
 
 Turn = Callable[[Tensor, Tensor], Tensor]
 """x (B, H, N, D) at positions (B or 1, N)."""
@@ -34,9 +34,9 @@ class HubBody(Body):
         self.model = model
         hub = cast(Any, model)
         if hub.config.is_encoder_decoder or getattr(hub.config, "add_cross_attention", False):
-            raise CombinationError(f"a {type(model).__name__} reads two texts; an identity lives in a decoder of one")
+            raise CombinationError(f"a {type(model).__name__} reads two texts; an identity needs a decoder of one text")
         config = hub.config.get_text_config()
-        self.layout = Layout.of(config)
+        self.layout = HeadLayout.of(config)
         table = next((m for n, m in model.named_modules() if n.rpartition(".")[2] in ("wpe", "embed_positions")), None)
         self.has_places = isinstance(table, nn.Embedding)
         self.context = getattr(config, "max_position_embeddings", None)
@@ -57,11 +57,11 @@ class HubBody(Body):
         embed = cast(nn.Embedding, hub.get_input_embeddings())
         weights = [embed.weight, *(value_weight(layer, self.layout) for layer in self.layers)]
         kind, name = str(config.model_type), str(getattr(hub.config, "_name_or_path", "") or "")
-        # An identity is at home in our own model of the same weights too, which goes by the name of its family.
+        # By the family's name, so that our own model of the same weights has the same base.
         family = next((own for own, f in FAMILIES.items() if kind in f.model_types), kind)
         self.base = Base(fingerprint(weights), len(calls), G, D, family=family, name=name)
 
-    def _probed(self, caught: dict[tuple[nn.Module, str], Tensor]) -> tuple[list[Call], Any, list[Tensor]]:
+    def _probed(self, caught: dict[tuple[nn.Module, str], Tensor]) -> tuple[list[InterfaceCall], Any, list[Tensor]]:
         """The probe, with what every layer projected on the way and what came to the head."""
         model = cast(Any, self.model)
         hidden: list[Tensor] = []
@@ -77,12 +77,10 @@ class HubBody(Body):
         layers_of(self.model, calls, whole=True)
         return calls, out, hidden
 
-    def _check_causal(self, calls: Sequence[Call]) -> None:
+    def _check_causal(self, calls: Sequence[InterfaceCall]) -> None:
         for c in calls:
             if c.allow is None or bool(c.allow[..., 0, 1].any()):
-                raise CombinationError(
-                    f"a {type(self.model).__name__} lets tokens see the future; an identity lives in a decoder"
-                )
+                raise CombinationError(f"a {type(self.model).__name__} lets tokens see the future; an identity needs a decoder")
 
     def _check_head(self, out: Any, hidden: list[Tensor]) -> None:
         logits = getattr(out, "logits", None)
@@ -95,7 +93,7 @@ class HubBody(Body):
         self._times = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         self._whole = _near(self.head(hidden[0]), logits)
 
-    def _turn_of(self, layer: int, call: Call, caught: Mapping[tuple[nn.Module, str], Tensor]) -> Turn | None:
+    def _turn_of(self, layer: int, call: InterfaceCall, caught: Mapping[tuple[nn.Module, str], Tensor]) -> Turn | None:
         """How this layer turns its heads, found by trying; refused where it does something else to them."""
         kind = type(call.module).__name__
         if not all((call.module, n) in caught for n in "qkv"):
@@ -183,11 +181,11 @@ class HubBody(Body):
     @contextmanager
     def read(self, reads: Sequence[LayerRead | None]) -> Generator[None]:
         """Inside, the model's implementation is ours; another thread that calls the model meanwhile finds it as it was."""
-        with lived(self, reads):
+        with reading(self, reads):
             yield
 
 
-def _straighten(call: Call, caught: dict[tuple[nn.Module, str], Tensor]) -> list[tuple[nn.Module, str]]:
+def _straighten(call: InterfaceCall, caught: dict[tuple[nn.Module, str], Tensor]) -> list[tuple[nn.Module, str]]:
     """Turn over what a norm gave with its heads before its tokens; the names of those."""
     straightened: list[tuple[nn.Module, str]] = []
     for name, meant in (("q", call.q), ("k", call.k), ("v", call.v)):

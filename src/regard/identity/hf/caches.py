@@ -1,7 +1,7 @@
-"""A cache of transformers belongs to who filled it: the identity and the mechanisms that were in the model then.
+"""A cache of transformers may be read only under the identity and the mechanisms that it was filled under.
 
 `update` of such a cache is ours, an object and not a function, so that a copied cache has one that writes into the copy. It
-lays the columns of a key next to it, refuses keys of any other reader, and keeps count of which row is whose.
+appends an identity's columns to each key, refuses keys of another identity or mechanism, and tracks which row is which identity's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _listed(index: Any) -> Iterable[int]:
 
 
 class Filler(NamedTuple):
-    """Who fills a cache."""
+    """What a cache is filled under."""
 
     who: str | None = None
     """The digest of what an identity does to the model."""
@@ -89,7 +89,7 @@ class Moved:
 
 
 def guard(cache: Any, layer_idx: int, filler: Filler, now: Callable[[], tuple[Filler, Frame | None]]) -> None:
-    """See to it that a cache which a layer is given is read and filled by nobody else."""
+    """Raise if a layer is given a cache that was filled under something else, and watch it from now on."""
     if hasattr(cache, "self_attention_cache"):
         for one in (cache.self_attention_cache, cache.cross_attention_cache):
             guard(one, layer_idx, filler, now)
@@ -117,12 +117,12 @@ def refuse(was: Filler, now: Filler) -> None:
         then, here = (x or "the model's own attention" for x in (was.specs, now.specs))
         raise StateError(f"this cache was filled under {then}, and here is {here}; begin with an empty cache")
     if was.who is None:
-        raise StateError("this cache was filled before the identity came to live in the model; begin with an empty cache")
-    raise mixed("nobody lives in the model now" if now.who is None else "another lives in the model now")
+        raise StateError("this cache was filled without the identity that the model reads now; begin with an empty cache")
+    raise mixed("the model reads none now" if now.who is None else "the model reads another one now")
 
 
 def mixed(why: str) -> StateError:
-    return StateError(f"this cache was filled while an identity lived in the model, and {why}; begin with an empty cache")
+    return StateError(f"this cache was filled while the model read an identity, and {why}; begin with an empty cache")
 
 
 __all__ = ["NOBODY", "Carried", "Filler", "guard"]

@@ -35,17 +35,17 @@ class Flight:
     put: Mapping[nn.Module, Any] = field(default_factory=lambda: dict[nn.Module, Any]())
     """The spec of each layer, as it was when the forward began."""
     everyone: Mapping[nn.Module, Any] = field(default_factory=lambda: dict[nn.Module, Any]())
-    """Who lives in each layer for every thread, likewise."""
+    """What each layer reads of an identity in every thread, likewise."""
     name: str = ""
     """All specs in one text, for the caches that are filled under them."""
 
 
-class _Local(threading.local):
+class _ThreadFlights(threading.local):
     def __init__(self) -> None:
         self.flights: list[Flight] = []
 
 
-_LOCAL = _Local()
+_LOCAL = _ThreadFlights()
 _FLIGHTS: list[Flight] = []
 _PENDING: list[Callable[[], None]] = []
 _HOOKED: WeakKeyDictionary[nn.Module, dict[str, tuple[int, list[Any]]]] = WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""Living in a Hugging Face decoder: what its layers read, thread by thread, caches and all.
+"""An identity read by the layers of a Hugging Face decoder: for one thread or for all, with caches.
 
 A hook on each projection catches q and k before RoPE turns them, and the further columns of a key (`read.py`) are laid next to
 it just before it goes into the cache. So they are in the cache itself, and whatever is done to that, beams reordered, tokens
@@ -26,16 +26,16 @@ from ...geometry import Dot
 from ..read.layer import LayerRead
 from .caches import Filler, guard
 from .flight import LOCK, expect_original, flight, hook
-from .install import put_in
-from .interface import FOR_ALL, HERE, Call, Result, lived_in
+from .install import install
+from .interface import FOR_ALL, HERE, InterfaceCall, Result, reader_of
 from .probe import catches
 
 if TYPE_CHECKING:
     from .body import HubBody
 
 
-class Lived:
-    """What the layers of one model read for as long as somebody lives in it."""
+class ActiveReads:
+    """What the layers of one model read of an identity, or of one for each row."""
 
     def __init__(self, body: HubBody, reads: Mapping[nn.Module, LayerRead]) -> None:
         self.turns, self._reads = body.turns, dict(reads)
@@ -59,7 +59,7 @@ class Lived:
         if read is None or read.batch in (1, batch):
             return read
         if batch % read.batch or not _generating():
-            raise ShapeError(f"{read.batch} identities live here, one for each row, and the batch has {batch} rows")
+            raise ShapeError(f"{read.batch} identities are read here, one for each row, and the batch has {batch} rows")
         # Beams and several answers to one prompt: `generate` repeats every row as often, and keeps repeated rows together.
         if (module, batch) not in self._rows:
             index = torch.arange(read.batch).repeat_interleave(batch // read.batch)
@@ -84,11 +84,11 @@ class Lived:
             self._slots[module, B, q.dtype] = k, v
         return k, v
 
-    def answer(self, call: Call, spec: Spec | None) -> Result:
+    def answer(self, call: InterfaceCall, spec: Spec | None) -> Result:
         """One call of a layer that reads."""
         frame, read = cast(Frame, _LOCAL.frame), cast(LayerRead, self.at(call.module, call.q.shape[0]))
         if spec is not None and (not isinstance(spec.geometry, Dot) or spec.geometry.scale not in (None, read.scale)):
-            raise CombinationError(f"an identity bends dot products at the model's own scale, and this layer is {spec}")
+            raise CombinationError(f"an identity changes dot products at the model's own scale, and this layer is {spec}")
         q, k, v, allow, bias = call.q, call.k, call.v, call.allow, call.bias
         if read.wide:
             k = k if frame.asks is not None else frame.widen(k)
@@ -104,7 +104,7 @@ class Lived:
         # Whoever asks for weights counts the keys of the context: what a row lacks of 1 went to the slots.
         return out, None if weights is None else weights[..., m:]
 
-    def _met(self, read: LayerRead, call: Call, q: Tensor) -> Tensor:
+    def _met(self, read: LayerRead, call: InterfaceCall, q: Tensor) -> Tensor:
         """Which keys a query may look at, those of the slots first."""
         allow, (B, _, Q, _), K = call.allow, q.shape, call.k.shape[2]
         last, mine = _LOCAL.met, (self, read.slots, read.alone)
@@ -144,20 +144,20 @@ def _generating() -> bool:
 
 
 @contextmanager
-def lived(body: HubBody, reads: Sequence[LayerRead | None]) -> Generator[None]:
+def reading(body: HubBody, reads: Sequence[LayerRead | None]) -> Generator[None]:
     """Inside, the layers read these; without any, the model is by itself."""
-    here = Lived(body, _by_module(body, reads)) if any(reads) else None
-    # Whoever was started inside may live on when the block has ended, and needs the hooks for as long.
-    move_out = None if here is None else move_in(body)
-    with HERE.held(dict.fromkeys(body.layers, here), end=move_out):
+    here = ActiveReads(body, _by_module(body, reads)) if any(reads) else None
+    # Threads and tasks that were started inside may outlast the block, and need the hooks for as long.
+    detach = None if here is None else attach(body)
+    with HERE.held(dict.fromkeys(body.layers, here), end=detach):
         yield
 
 
-def move_in_for_all(body: HubBody, reads: Sequence[LayerRead | None]) -> Callable[[], None]:
+def attach_for_all(body: HubBody, reads: Sequence[LayerRead | None]) -> Callable[[], None]:
     """The layers read these in every thread; what is given back undoes it."""
-    here = Lived(body, _by_module(body, reads))
+    here = ActiveReads(body, _by_module(body, reads))
     with LOCK:
-        move_out = move_in(body)
+        detach = attach(body)
         for layer in body.layers:
             FOR_ALL.setdefault(layer, []).append(here)
 
@@ -167,7 +167,7 @@ def move_in_for_all(body: HubBody, reads: Sequence[LayerRead | None]) -> Callabl
                 FOR_ALL[layer].remove(here)
                 if not FOR_ALL[layer]:
                     del FOR_ALL[layer]
-            move_out()
+            detach()
 
     return undo
 
@@ -176,10 +176,10 @@ def _by_module(body: HubBody, reads: Sequence[LayerRead | None]) -> dict[nn.Modu
     return {m: r for m, r in zip(body.layers, reads, strict=True) if r is not None}
 
 
-def move_in(body: HubBody) -> Callable[[], None]:
+def attach(body: HubBody) -> Callable[[], None]:
     """Hooks on the model and its layers; what is given back removes them."""
     with LOCK:
-        take_out = put_in(body.model, body.layers, follow)
+        uninstall = install(body.model, body.layers, follow)
         unhook = [
             hook("heads", body.layers, lambda layer: catches(layer, body.layout, _caught)),
             hook("places", [body.trunk], lambda trunk: [trunk.register_forward_pre_hook(_placed, with_kwargs=True)]),
@@ -188,7 +188,7 @@ def move_in(body: HubBody) -> Callable[[], None]:
     def undo() -> None:
         for one in unhook:
             one()
-        take_out()
+        uninstall()
 
     return undo
 
@@ -206,49 +206,49 @@ class Frame:
     """One layer at work in this thread: what its projections gave, and whether its keys have met their columns."""
 
     module: nn.Module
-    lived: Lived | None
+    active: ActiveReads | None
     caught: dict[str, Tensor]
     asks: Tensor | None = None
 
     def rows(self, batch: int) -> tuple[int, ...] | None:
         """Which of several identities each row of a batch is."""
-        read = None if self.lived is None else self.lived.at(self.module, batch)
+        read = None if self.active is None else self.active.at(self.module, batch)
         return None if read is None else read.arranged
 
     def widen(self, k: Tensor) -> Tensor:
         """Keys as the model turned them, with their columns; the columns of the queries are kept for the call."""
-        read = None if self.lived is None else self.lived.at(self.module, k.shape[0])
+        read = None if self.active is None else self.active.at(self.module, k.shape[0])
         if read is None or not read.wide:
             return k
         self.asks, tells = read.columns(self.caught["q"], self.caught["k"])
         return torch.cat([k, tells.to(k.dtype)], -1)
 
 
-class _Local(threading.local):
+class _ThreadFrame(threading.local):
     frame: Frame | None = None
     first: Tensor | None = None
     met: tuple[Tensor, Any, Tensor] | None = None
 
 
-_LOCAL = _Local()
+_LOCAL = _ThreadFrame()
 
 
 def _now() -> tuple[Filler, Frame | None]:
     """Who fills a cache in this thread, at this moment."""
     frame, way = _LOCAL.frame, flight()
-    who = None if frame is None or frame.lived is None else frame.lived.digest
+    who = None if frame is None or frame.active is None else frame.active.digest
     return Filler(who, "" if way is None else way.name), frame
 
 
 def _caught(module: nn.Module, name: str, x: Tensor) -> None:
     frame = _LOCAL.frame
-    if frame is not None and frame.module is module and frame.lived is not None:
+    if frame is not None and frame.module is module and frame.active is not None:
         frame.caught[name] = x
 
 
 def _open(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     expect_original(module)
-    here = cast(Lived | None, lived_in(module))
+    here = cast(ActiveReads | None, reader_of(module))
     _LOCAL.frame = Frame(module, here, {})
     cache = _given(module, args, kwargs).get("past_key_values")
     if cache is not None:
@@ -302,4 +302,4 @@ def _given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-__all__ = ["follow", "lived", "move_in_for_all"]
+__all__ = ["attach_for_all", "follow", "reading"]

@@ -26,8 +26,8 @@ from ..read.layer import layer_reads
 from ..state import Identity
 from .body import HubBody
 from .flight import LOCK
-from .hooks import follow, move_in_for_all
-from .install import put_in
+from .hooks import attach_for_all, follow
+from .install import install
 from .interface import SPECS
 from .probe import layers_of, probe
 
@@ -68,7 +68,7 @@ def inject(model: nn.Module, what: What, layers: Sequence[int] | None = None) ->
     for spec in specs.values():
         _refuse(spec)
     with LOCK:
-        take_out = put_in(model, modules.values(), follow)
+        uninstall = install(model, modules.values(), follow)
         for i, spec in specs.items():
             SPECS.setdefault(modules[i], []).append(spec)
 
@@ -77,7 +77,7 @@ def inject(model: nn.Module, what: What, layers: Sequence[int] | None = None) ->
             for i, spec in specs.items():
                 here = SPECS[modules[i]]
                 del here[max(n for n, x in enumerate(here) if x is spec)]
-            take_out()
+            uninstall()
 
     put = Injected(model, undo)
     try:
@@ -99,7 +99,7 @@ def _inject_identity(model: nn.Module, who: Identity | Sequence[Identity | None]
             row.base.refuse(body.base)
     chosen = _known(range(body.base.depth) if layers is None else layers, range(body.base.depth))
     reads = [r if i in chosen else None for i, r in enumerate(layer_reads(rows, body.scales, device=body.device))]
-    return Injected(model, move_in_for_all(body, reads) if any(reads) else None)
+    return Injected(model, attach_for_all(body, reads) if any(reads) else None)
 
 
 def _by_layer(what: object, layers: Sequence[int] | None, modules: Mapping[int, nn.Module]) -> dict[int, Spec]:

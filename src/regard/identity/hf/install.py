@@ -33,7 +33,7 @@ def _installed(model: nn.Module) -> tuple[dict[nn.Module, Spec], dict[nn.Module,
     return put, everyone, ", ".join(f"{getattr(m, 'layer_idx', '')}: {s}" for m, s in put.items())
 
 
-def put_in(
+def install(
     model: nn.Module, layers: Iterable[nn.Module] = (), follow: Callable[[nn.Module], list[Any]] | None = None
 ) -> Callable[[], None]:
     """Let the model's layers call us, with hooks that `follow` puts on them; what is given back undoes it, once no forward is
@@ -118,7 +118,7 @@ def _end(module: nn.Module, args: Any, out: Any) -> None:
 
 
 def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A copy of a model that somebody lives in is the model by itself; one that something was injected into is refused."""
+    """The copy of a model inside a `living` block is the model without the identity; with something injected it is refused."""
     with LOCK:
         if any(SPECS.get(m) or FOR_ALL.get(m) for m in model.modules()):
             raise StateError(
@@ -166,4 +166,4 @@ def _configs(model: nn.Module) -> list[Any]:
     return list(configs.values())
 
 
-__all__ = ["put_in"]
+__all__ = ["install"]

@@ -37,7 +37,7 @@ Result = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class InterfaceCall:
     """One call of a layer: heads as the model made them, and whatever else it asks of its attention."""
 
     module: nn.Module
@@ -127,27 +127,27 @@ class Call:
 
 
 class Reader(Protocol):
-    """Whoever lives in a model."""
+    """What answers the calls of layers that read an identity."""
 
     def reads(self, module: nn.Module) -> bool: ...
-    def answer(self, call: Call, spec: Spec | None) -> Result: ...
+    def answer(self, call: InterfaceCall, spec: Spec | None) -> Result: ...
 
 
 SPECS: WeakKeyDictionary[nn.Module, list[Spec]] = WeakKeyDictionary()
 """What was put into each layer; the last of them counts."""
 HERE: Scope[Reader] = Scope("here")
-"""Who lives in a layer, for the code inside a block alone, as with our own models. None keeps out whoever moved in for all."""
+"""What a layer reads inside a `living` block alone; None keeps out what was injected for all threads."""
 FOR_ALL: dict[nn.Module, list[Reader]] = {}
-"""Who lives in a layer for every thread."""
-HEARD: ContextVar[list[Call] | None] = ContextVar("heard", default=None)
-"""Where the calls of this thread or task are written down while somebody asks which layers call."""
+"""What a layer reads in every thread; the last of them counts."""
+RECORDED: ContextVar[list[InterfaceCall] | None] = ContextVar("recorded", default=None)
+"""Where the calls of this thread or task are recorded while a probe runs."""
 
 
 _ABSENT = object()
 
 
-def lived_in(module: nn.Module) -> Reader | None:
-    """Who lives in a layer, for the forward that this thread is in."""
+def reader_of(module: nn.Module) -> Reader | None:
+    """What a layer reads, for the forward that this thread is in."""
     if _began_before():
         return None
     here = HERE.get(module, _ABSENT)
@@ -171,7 +171,7 @@ def spec_of(module: nn.Module) -> Spec | None:
 
 def _began_before() -> bool:
     """True inside a forward that began before anything was put in; a probe puts nothing in, and asks for what is there."""
-    return flight() is None and HEARD.get() is None and is_unhooked_forward()
+    return flight() is None and RECORDED.get() is None and is_unhooked_forward()
 
 
 def attention(
@@ -185,13 +185,13 @@ def attention(
     **kwargs: Any,
 ) -> Result:
     """What transformers calls under our key."""
-    put, reader, heard = spec_of(module), lived_in(module), HEARD.get()
+    put, reader, recorded = spec_of(module), reader_of(module), RECORDED.get()
     reader = reader if reader is not None and reader.reads(module) else None
     call = None
-    if put is not None or reader is not None or heard is not None:
+    if put is not None or reader is not None or recorded is not None:
         call = _call(module, query, key, value, attention_mask, scaling, dropout, kwargs)
-    if call is not None and heard is not None:
-        heard.append(call)
+    if call is not None and recorded is not None:
+        recorded.append(call)
     if call is None or (put is None and reader is None):
         return _as_before(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     chosen = [name for name in CHOOSES if kwargs.get(name) is not None]
@@ -209,7 +209,7 @@ def _call(
     scaling: float | None,
     dropout: float,
     kwargs: dict[str, Any],
-) -> Call:
+) -> InterfaceCall:
     Q, K = q.shape[2], k.shape[2]
     allow, bias = mask, kwargs.get("position_bias")
     if mask is None:
@@ -228,7 +228,7 @@ def _call(
                 bias = said if bias is None else bias + said
         elif mask.dtype != torch.bool:
             allow = mask != 0
-    return Call(
+    return InterfaceCall(
         module,
         q,
         k,
@@ -331,13 +331,13 @@ __all__ = [
     "KEY",
     "NAMED",
     "SPECS",
-    "Call",
+    "InterfaceCall",
     "Named",
     "Reader",
     "Result",
     "attention",
-    "lived_in",
     "mask",
     "named_before",
+    "reader_of",
     "spec_of",
 ]  # fmt: skip

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import CombinationError, RegardError
-from .install import put_in
-from .interface import HEARD, HERE, Call
+from .install import install
+from .interface import HERE, RECORDED, InterfaceCall
 
 
 def expect_hub(model: nn.Module) -> None:
@@ -30,10 +30,10 @@ def expect_hub(model: nn.Module) -> None:
         )
 
 
-def probe(model: nn.Module) -> tuple[list[Call], Any]:
+def probe(model: nn.Module) -> tuple[list[InterfaceCall], Any]:
     """Two tokens through the model under our key: the calls that came, in their order, and what the model gave back.
 
-    Whoever lives in the model is not asked: there may be one for each row of another batch.
+    Identities are not read meanwhile: there may be one for each row of another batch.
     """
     expect_hub(model)
     config = cast(Any, model).config
@@ -44,10 +44,10 @@ def probe(model: nn.Module) -> tuple[list[Call], Any]:
         given["decoder_input_ids"] = tokens
     elif getattr(config, "use_cache", None) is not None:
         given["use_cache"] = False
-    training, calls = model.training, list[Call]()
+    training, calls = model.training, list[InterfaceCall]()
     model.eval()
-    take_out = put_in(model)
-    token = HEARD.set(calls)
+    uninstall = install(model)
+    token = RECORDED.set(calls)
     try:
         with torch.no_grad(), HERE.held(dict.fromkeys(model.modules())):
             out = model(**given)
@@ -58,13 +58,13 @@ def probe(model: nn.Module) -> tuple[list[Call], Any]:
             f"a {type(model).__name__} does not run on two tokens under another attention: {type(error).__name__}: {error}"
         ) from error
     finally:
-        HEARD.reset(token)
-        take_out()
+        RECORDED.reset(token)
+        uninstall()
         model.train(training)
     return calls, out
 
 
-def layers_of(model: nn.Module, calls: list[Call], *, whole: bool) -> dict[int, nn.Module]:
+def layers_of(model: nn.Module, calls: list[InterfaceCall], *, whole: bool) -> dict[int, nn.Module]:
     """The layers that called, by their number; encoder, decoder and cross-attention in the order of their calls.
 
     `whole` refuses a model some of whose layers never called.
@@ -96,7 +96,7 @@ def _depth(config: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class HeadLayout:
     """How heads lie in what a layer projects."""
 
     width: int
@@ -106,7 +106,7 @@ class Layout:
     """Layers and names whose norm works on (B, heads, N, D) rather than on (B, N, heads, D)."""
 
     @classmethod
-    def of(cls, config: Any) -> Layout:
+    def of(cls, config: Any) -> HeadLayout:
         if not hasattr(config, "num_attention_heads"):
             raise CombinationError(
                 f"a {config.model_type} has no attention heads (a state-space or recurrent model, perhaps): an identity is read by "
@@ -134,7 +134,7 @@ def projections(module: nn.Module) -> dict[str, nn.Module] | None:
     return None if whole is None else {"qkv": whole}
 
 
-def catches(module: nn.Module, layout: Layout, into: Callable[[nn.Module, str, Tensor], None]) -> list[Any]:
+def catches(module: nn.Module, layout: HeadLayout, into: Callable[[nn.Module, str, Tensor], None]) -> list[Any]:
     """Hooks that hand over what a layer projects, as (B, heads, N, D); to be removed by the caller."""
 
     def hook(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
@@ -148,7 +148,7 @@ def catches(module: nn.Module, layout: Layout, into: Callable[[nn.Module, str, T
     return [part.register_forward_hook(hook(name)) for name, part in (projections(module) or {}).items()]
 
 
-def value_weight(layer: nn.Module, layout: Layout) -> Tensor:
+def value_weight(layer: nn.Module, layout: HeadLayout) -> Tensor:
     """W_V as (G·D, M), as our own models hold it; GPT-2 keeps its weights lying on their side."""
     whole = cast(Mapping[str, nn.Module], projections(layer)).get("qkv")
     if whole is None:
@@ -158,4 +158,4 @@ def value_weight(layer: nn.Module, layout: Layout) -> Tensor:
     return layout.parts("qkv", upright, 0)["v"].contiguous()
 
 
-__all__ = ["Layout", "catches", "expect_hub", "layers_of", "probe", "projections", "value_weight"]
+__all__ = ["HeadLayout", "catches", "expect_hub", "layers_of", "probe", "projections", "value_weight"]

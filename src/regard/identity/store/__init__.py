@@ -1,6 +1,6 @@
-"""Identities that are kept: append-only commits, forks, rollbacks, and forgetting that proves itself."""
+"""Identities on disk: append-only commits, forks, rollbacks, and forgetting that is verified by replay."""
 
-from .check import Checked, Problem
+from .check import Checked, Finding
 from .difference import Change, Diff, compare
 from .errors import MissingBlobError, StaleError, StoreError
 from .forget import Forgotten, Replay
@@ -9,6 +9,6 @@ from .records import Commit, Event, label_of, unique_source
 from .store import Collected, IdentityStore
 
 __all__ = [
-    "Change", "Checked", "Collected", "Commit", "Diff", "Event", "Forgotten", "IdentityStore", "MissingBlobError", "Problem", "Replay",
+    "Change", "Checked", "Collected", "Commit", "Diff", "Event", "Finding", "Forgotten", "IdentityStore", "MissingBlobError", "Replay",
     "Searched", "StaleError", "StoreError", "compare", "label_of", "unique_source",
 ]  # fmt: skip

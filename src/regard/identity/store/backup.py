@@ -200,9 +200,9 @@ def _replace_rows(target: IdentityStore, c: Connection, into: Connection) -> Non
 def _begun_anew(url: str | Path | None, blobs: str | Path | None) -> IdentityStore:
     """An empty store where a damaged one was, which is kept beside it."""
     from .connection import SIDES
-    from .place import place
+    from .location import locate
 
-    at = place(url, blobs)
+    at = locate(url, blobs)
     if at.file is None:
         raise StoreError("a database on a server is not replaced from here: drop it, make it again, and restore into that")
     stamp = f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"

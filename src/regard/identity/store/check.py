@@ -31,7 +31,7 @@ GC = "regard identity gc"
 
 
 @dataclass(frozen=True)
-class Problem:
+class Finding:
     where: str
     what: str
     todo: str
@@ -49,7 +49,7 @@ class Checked:
     commits: int = 0
     events: int = 0
     blobs: int = 0
-    problems: list[Problem] = field(default_factory=list[Problem])
+    problems: list[Finding] = field(default_factory=list[Finding])
 
     @property
     def sound(self) -> bool:
@@ -57,7 +57,7 @@ class Checked:
         return all(p.grave == "untidy" for p in self.problems)
 
     def add(self, where: str, what: object, todo: str, grave: Grave = "lost") -> None:
-        self.problems.append(Problem(where, str(what), todo, grave))
+        self.problems.append(Finding(where, str(what), todo, grave))
 
     def __str__(self) -> str:
         counts = f"{self.names} names, {self.commits} commits, {self.events} events and {self.blobs} blobs"
@@ -66,10 +66,10 @@ class Checked:
 
 def check_place(url: str | Path | None = None, *, blobs: str | Path | None = None) -> Checked:
     """`check`, also of a store that cannot be opened: then that is the problem."""
-    from .place import place
+    from .location import locate
     from .store import IdentityStore
 
-    at = place(url, blobs)
+    at = locate(url, blobs)
     if at.file is not None and not at.file.exists():
         raise StoreError(f"there is no store at {at.file}; nothing was checked")
     try:
@@ -211,7 +211,7 @@ def _blobs(store: IdentityStore, report: Checked, rows: dict[str, Commit], doome
 def _untidy(store: IdentityStore, report: Checked, doomed: set[str]) -> None:
     if doomed:
         report.add("database", f"{len(doomed)} removals are not cleared away yet", GC, "untidy")
-    for folder in (store.blobs.folder, store.nights):
+    for folder in (store.blobs.folder, store.sleep_checkpoints):
         drafts = list(folder.glob(f"{files.DRAFT}*"))
         if drafts:
             report.add(folder.name, f"{len(drafts)} unfinished files", f"{GC}, when nobody writes", "untidy")
@@ -224,7 +224,7 @@ def _others_may_read(store: IdentityStore) -> Iterator[Path]:
 
     file = store.db.file
     mine = [] if file is None else [file, *(file.with_name(f"{file.name}{side}") for side in SIDES)]
-    for folder in (store.blobs.folder, store.nights, store.db.locks):
+    for folder in (store.blobs.folder, store.sleep_checkpoints, store.db.locks):
         mine += [folder, *folder.rglob("*")] if folder.is_dir() else []
     for path in mine:
         with contextlib.suppress(FileNotFoundError):
@@ -232,4 +232,4 @@ def _others_may_read(store: IdentityStore) -> Iterator[Path]:
                 yield path
 
 
-__all__ = ["Checked", "Problem", "check", "check_place"]
+__all__ = ["Checked", "Finding", "check", "check_place"]

@@ -30,7 +30,7 @@ from sqlalchemy.pool import QueuePool  # isort: skip
 
 from ...errors import CheckpointError
 from .errors import StoreError
-from .place import Place, secrets, shown
+from .location import StoreLocation, secrets, shown
 
 PATIENCE = 60.0
 """Seconds that a writer waits for SQLite's one write lock."""
@@ -53,7 +53,7 @@ class Turn:
 
 
 class Connections:
-    def __init__(self, at: Place, *, read_only: bool = False) -> None:
+    def __init__(self, at: StoreLocation, *, read_only: bool = False) -> None:
         self.lite = at.file is not None
         self.file = at.file
         self.where = shown(at.url)
@@ -88,7 +88,7 @@ class Connections:
         event.listen(engine, "begin", _begin)
         return engine
 
-    def _prepared(self, at: Place) -> None:
+    def _prepared(self, at: StoreLocation) -> None:
         """A store of the newest schema: found so, upgraded, or made. Found so, it takes no lock and waits for nobody."""
         with self.read() as c:
             version = schema.version_of(c, self.where)
@@ -102,7 +102,7 @@ class Connections:
             # Where other tables are, the file is somebody else's too, and stays as they keep it.
             close_to_others(self.file)
 
-    def _upgrade(self, at: Place) -> None:
+    def _upgrade(self, at: StoreLocation) -> None:
         with self.errors(), self.locked(".schema") if self.lite else contextlib.nullcontext():
             if self.lite:
                 with self.engine.connect() as c:

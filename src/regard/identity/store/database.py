@@ -267,18 +267,18 @@ class Database(Connections):
     def _scrub_server(self) -> bool:
         left: list[int] = []
 
-        def heard(notice: Any) -> None:
+        def on_notice(notice: Any) -> None:
             # "0 dead row versions cannot be removed yet": those that an older snapshot may still look at.
             if number := re.match(r"\D*(\d+)", notice.message_detail or ""):
                 left.append(int(number[1]))
 
         with self.errors(), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as c:
-            driver(c).add_notice_handler(heard)
+            driver(c).add_notice_handler(on_notice)
             try:
                 c.execute(text(f"SET lock_timeout = {int(BRIEFLY * 1000)}"))
                 return all(self._rewritten(c, table, left) for table in ("identity_events", "identity_commits"))
             finally:
-                driver(c).remove_notice_handler(heard)
+                driver(c).remove_notice_handler(on_notice)
                 c.invalidate()
 
     def _rewritten(self, c: Connection, table: str, left: list[int]) -> bool:

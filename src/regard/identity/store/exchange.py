@@ -81,7 +81,7 @@ def import_(store: IdentityStore, path: Path, name: str, base: Base | None) -> C
 
 
 def _events(journal: object, identity: Identity, path: Path) -> list[Event]:
-    """Only what writes: the books of another store are not this one's."""
+    """Only those that write: rollbacks and imports of another store are not replayed here."""
     match journal:
         case {"schema": 1, "digest": str(digest), "events": list(records)} if len(records) <= MOST_EVENTS:
             pass

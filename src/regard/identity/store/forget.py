@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from ...errors import CheckpointError, StateError
 from ..state import Identity
+from .copies import Written, others
 from .errors import StaleError, StoreError
-from .kin import Written, others
 from .proof import Searched, fragments_of_text, search
 from .records import WRITES, Commit, Event, checked_name, checked_source, label_of
 

@@ -148,9 +148,9 @@ def _files(store: IdentityStore, named: Sequence[str] | set[str]) -> Iterator[Pa
         yield from (
             p for p in (store.db.file, *(store.db.file.with_name(f"{store.db.file.name}{s}") for s in SIDES)) if p.exists()
         )
-    for folder in (store.blobs.folder, store.nights, store.db.locks):
+    for folder in (store.blobs.folder, store.sleep_checkpoints, store.db.locks):
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
-            # A blob that a commit names is the state of somebody who was not asked to forget: its hash says what it holds.
+            # A blob that a commit names is the state of another name: its hash says what it holds.
             if path.is_file() and not path.is_symlink() and path.stem not in named and path.stat().st_size:
                 yield path
 

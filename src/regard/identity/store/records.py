@@ -21,7 +21,7 @@ from .errors import StoreError
 
 Kind = Literal["new", "imprint", "sleep", "rollback", "import", "forget"]
 WRITES: tuple[Kind, ...] = ("imprint", "sleep")
-"""Kinds of events that write into an identity: these are replayed; the others keep the books."""
+"""Kinds of events that write into an identity: these are replayed; the others only record."""
 MOST_TEXT = 1 << 20
 MOST_RULE = 1 << 16
 MOST_MESSAGE = 4096

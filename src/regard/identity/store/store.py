@@ -62,12 +62,12 @@ class IdentityStore(Reading):
     ) -> None:
         """`read_only` is by default what the permissions of its files say."""
         from .database import Database
-        from .place import place
+        from .location import locate
 
-        at = place(url, blobs)
+        at = locate(url, blobs)
         read_only = not at.writable() if read_only is None else read_only
         self.blobs = Blobs(at.blobs)
-        self.nights = at.nights
+        self.sleep_checkpoints = at.sleep_checkpoints
         if not read_only:
             at.make()
             if at.own:
@@ -351,11 +351,11 @@ class IdentityStore(Reading):
         return removed, freed, mark not in left if mark else not left
 
     def sweep_drafts(self, older_than: float = files.STALE) -> int:
-        """Remove what killed processes left half written, and interrupted nights over commits that are no more."""
-        swept = files.sweep(self.blobs.folder, older_than) + files.sweep(self.nights, older_than)
-        for night in list(self.nights.glob("*.safetensors")):
-            if not self.holds(night.stem):
-                night.unlink(missing_ok=True)
+        """Remove what killed processes left half written, and checkpoints of interrupted sleeps over commits that were removed."""
+        swept = files.sweep(self.blobs.folder, older_than) + files.sweep(self.sleep_checkpoints, older_than)
+        for checkpoint in list(self.sleep_checkpoints.glob("*.safetensors")):
+            if not self.holds(checkpoint.stem):
+                checkpoint.unlink(missing_ok=True)
         return swept
 
 

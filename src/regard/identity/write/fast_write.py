@@ -1,4 +1,4 @@
-"""The fast write's learned numbers: what an untrained rule cannot know, learned once on people who were made up, and shipped.
+"""The fast write's learned numbers: what an untrained rule cannot know, learned once on generated people, and shipped.
 
     scorer   features of a token → how telling it is, which weighs its distance from what is kept already (`keepers.covering`)
     slots    how widely each head opens to them, to which queries (a shift of all their keys), and how loudly they answer

@@ -80,8 +80,8 @@ def _before(e: Experience) -> Tensor:
 def _merged(e: Experience, index: Tensor, said: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Every token that was said joins the nearest kept one in the text: means of k and v, and the log of the count."""
     words = said.nonzero().flatten()
-    home = (words[:, None] - index[None]).abs().argmin(1)
-    share = F.one_hot(home, len(index)).float()
+    nearest = (words[:, None] - index[None]).abs().argmin(1)
+    share = F.one_hot(nearest, len(index)).float()
     count = share.sum(0)
     share = (share / count).to(e.k.device)
     k, v = (torch.einsum("lgnd,nm->lgmd", x[:, :, words], share) for x in (e.k, e.v))

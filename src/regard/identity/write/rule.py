@@ -2,8 +2,8 @@
 
     identity = imprint(identity, observe(model, chat, tokenizer, source="monday"), Rule())
 
-Imprints keep what is worth keeping, the trace and the self are moved; affect says how deeply. Gains per layer and head were learned
-once on people who were made up (`learn.py`) and come with the package.
+The best tokens become imprints, the trace and the self are updated; affect scales all three. Gains per layer and head were learned
+once on generated people (`regard.study.fast_write`) and come with the package.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Self: a vector s per layer that conditions attention, and how an experience moves it: s' = s + η g(z, s).
 
 z is the pooled hidden state, each token weighted by its shock, as the layer's own key map (and value map) projects it; pooling and
-projecting commute, so s lives where the keys live and needs no map of its own to be read.
+projecting commute, so s is in the space of the keys and needs no map of its own to be read.
 
     key_bias     k_j·s is added to the score of every key: what resembles s is attended more
-    self_token   (s_k, s_v) stands before the first token as one more key and value: the gist of a life, said in one word
+    self_token   (s_k, s_v) stands before the first token as one more key and value: a mean of all that was met, as one token
 
     linear       g = W z − λ s, W one gain per layer and head           mlp     g = W₂ tanh(W₁ [z; s])
 """

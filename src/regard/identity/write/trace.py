@@ -5,7 +5,7 @@
     delta       T' = λT + β Σ (±1 − k̃ᵀT q̃) sym(k̃⊗q̃)                      writes what is missing, so that repetition does not grow it;
                                                                          the sign is that of affect
 
-Plain k⊗q is nobody's: raw keys all point the same way, so two people's traces have cosine 0.98. Centring takes out what all share.
+Plain k⊗q tells people apart badly: raw keys all point the same way, so two people's traces have cosine 0.98; centring removes that.
 sym(k⊗q) is never a metric (eigenvalues (k·q ± |k||q|)/2), so T is kept as L diag(±1) Lᵀ: its strongest directions of each sign,
 with a bound on its eigenvalues, and λ forgets toward the start, which is no trace at all.
 """

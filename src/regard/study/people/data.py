@@ -49,7 +49,7 @@ _WORDS, _PHRASES = _frozen(_read("words.json")), _frozen(_read("phrases.json"))
 
 VALUES: dict[Pool, dict[str, tuple[str, ...]]] = _WORDS["values"]
 NEUTRAL: dict[Pool, tuple[str, ...]] = {**_WORDS["neutral"], "train": SLEEP_NEUTRAL}
-"""Those of the training pool are what every night is held to, so they stand with its texts."""
+"""Those of the training pool are the anchors of sleep, and are stored with its texts."""
 PHRASES: dict[Pool, dict[str, Phrases]] = {
     pool: {key: Phrases(**phrases) for key, phrases in kinds.items()} for pool, kinds in _PHRASES["phrases"].items()
 }

@@ -19,16 +19,16 @@ SECRETS = ("password", "sslpassword", "passfile")
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreLocation:
     url: URL
     blobs: Path
     locks: Path
-    nights: Path
-    """What sleeps that were interrupted left, beside the blobs."""
+    sleep_checkpoints: Path
+    """Of interrupted sleeps, beside the blobs."""
     file: Path | None
     """SQLite's."""
     own: bool
-    """Whether the folder of blobs is named after this store, and so nobody else's."""
+    """Whether the folder of blobs is named after this store, and so used by no other."""
 
     def writable(self) -> bool:
         """Whether this process may write here, as far as permissions say."""
@@ -45,7 +45,7 @@ class Place:
         new_folders(self.blobs)
 
 
-def place(url: str | Path | None, blobs: str | Path | None) -> Place:
+def locate(url: str | Path | None, blobs: str | Path | None) -> StoreLocation:
     if url is None:
         url = home() / "identities" / "identities.db"
     address = URL.create("sqlite", database=str(Path(url).expanduser().absolute())) if _is_path(url) else parsed(str(url))
@@ -64,7 +64,7 @@ def place(url: str | Path | None, blobs: str | Path | None) -> Place:
                 raise ImportError("a store in PostgreSQL needs psycopg 3: pip install 'regard[postgres]'")
             file = None
             address = address.set(drivername="postgresql+psycopg")
-            # Two databases never share a folder by default: what one does not name, `gc` would take for rubbish.
+            # Two databases never share a folder by default: `gc` removes the blobs that its own database does not name.
             which = hashlib.sha256(f"{address.host}:{address.port}/{address.database}".encode()).hexdigest()[:16]
             folder = Path(blobs) if blobs else home() / "identities" / "blobs" / which
             locks = folder.with_name(f"{folder.name}.locks")
@@ -72,7 +72,7 @@ def place(url: str | Path | None, blobs: str | Path | None) -> Place:
             raise StoreError(
                 f"{other!r} is not a database that identities are kept in; give sqlite:///… or postgresql+psycopg://…"
             )
-    return Place(address, folder, locks, folder.with_name(f"{folder.stem}.nights"), file, not blobs)
+    return StoreLocation(address, folder, locks, folder.with_name(f"{folder.stem}.nights"), file, not blobs)
 
 
 def _is_path(url: str | Path) -> bool:
@@ -121,4 +121,4 @@ def secrets(url: URL) -> list[str]:
     return [str(v) for v in values if v]
 
 
-__all__ = ["Place", "parsed", "place", "secrets", "shown"]
+__all__ = ["StoreLocation", "locate", "parsed", "secrets", "shown"]

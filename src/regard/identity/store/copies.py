@@ -1,7 +1,6 @@
-"""Who else holds what a source wrote: by ancestry and by content, never by the name of the source alone.
+"""Which other names hold what a source wrote: by ancestry and by content, never by the name of the source alone.
 
-Two people who both spoke on one day may both be called after that day. They are told apart by what they said: an event carries its
-time and its text, so the same event in two histories was copied there, by a fork, an import or an earlier forgetting.
+Two sources may have one name, such as a date. They are told apart by their events: each carries its time and its text, so the same event in two histories was copied there, by a fork, an import or an earlier forgetting.
 """
 
 from __future__ import annotations
@@ -76,26 +75,26 @@ def moments(identity: Identity, source: str) -> set[bytes]:
 
 def others(store: IdentityStore, c: Connection, name: str, written: Written) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The other names that still hold it, and those into which the same text was written by itself."""
-    same: set[str] = set(written.commits)
-    spoke: set[str] = set()
-    alike: set[str] = set()
+    same_record: set[str] = set(written.commits)
+    by_source: set[str] = set()
+    same_text: set[str] = set()
     for id, body in store.db.events_by(c, written.source):
-        spoke.add(id)
+        by_source.add(id)
         if body in written.records:
-            same.add(id)
+            same_record.add(id)
         elif strict_json(body, "an event").get("text") in written.texts:
-            alike.add(id)
+            same_text.add(id)
     forks: list[str] = []
     copies: list[str] = []
     for other, head in store.db.names(c).items():
         if other == name:
             continue
         chain = store.db.chain(c, head)
-        # A state whose own events tell of the source was written here, however alike the two are.
-        silent = not any(x.id in spoke for x in chain)
-        if any(x.id in same for x in chain) or (silent and _keeps(store, chain, written)):
+        # A history with events of that source wrote its state itself, even where the two states are equal.
+        without_events = not any(x.id in by_source for x in chain)
+        if any(x.id in same_record for x in chain) or (without_events and _keeps(store, chain, written)):
             forks.append(other)
-        elif any(x.id in alike for x in chain):
+        elif any(x.id in same_text for x in chain):
             copies.append(other)
     return tuple(forks), tuple(copies)
 
