@@ -32,7 +32,6 @@ from regard.attention.allow import All, rule
 from regard.attention.inspect import Attended
 from regard.attention.reference import attend_plainly
 from regard.selection import Selection, entmax_weights
-from regard.selection.wrappers import unwrap
 
 TOLERANCE = {F64: 1e-7, torch.float32: 3e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 VALUES = ("normal", "normal", "normal", "zeros", "zero rows", "twins", "identical", "small", "tiny", "whole", "large")
@@ -140,7 +139,7 @@ def stated(spec: Spec, dice: pseudo.Random, s: Situation, width: int, value_widt
         state = replace(state, self=replace(me, s=me.s * 0))
     elif dice.random() < 0.3:
         state = replace(state, self=replace(me, s=torch.stack([me.s] * max(s.batch, 1))))
-    carry = {"selective": (s.batch,), "monotonic": (s.batch, s.heads)}.get(unwrap(spec.selection)[0].name)
+    carry = {"selective": (s.batch,), "monotonic": (s.batch, s.heads)}.get(spec.inner.name)
     if carry is not None and dice.random() < 0.4:
         before = torch.rand(*carry, dice.randint(1, max(1, s.keys)), dtype=F64, generator=torch.Generator().manual_seed(1))
         state = replace(state, carry=(before / before.sum(-1, keepdim=True).clamp_min(1)).to(dtype))
@@ -154,7 +153,7 @@ def draw(seed: int) -> Drawn:
     while spec is None:
         position = dice.choice(["", "", *every(POSITION_SPECS)])
         spec = joined(dice.choice(every(GEOMETRY_SPECS)), dice.choice(["softmax", *every(SELECTION_SPECS)]), position)
-    inner = unwrap(spec.selection)[0]
+    inner = spec.inner
     length = lambda: dice.choice([0, 1, 1, 2, 3, 5, 7, 9, 9, 17, 33])  # noqa: E731
     groups, per = dice.choice([1, 1, 2, 3]), dice.choice([1, 1, 2, 3])
     Q, K, B = length(), length(), dice.choice([0, 1, 1, 2, 2, 3])
@@ -217,7 +216,7 @@ def slopes(out: Tensor, d: Drawn) -> list[Tensor]:
 
 def undecided(d: Drawn, scores: Tensor, tolerance: float) -> bool:
     """True when the choice hangs on the last digits of a score, so that two exact ways may choose differently."""
-    inner, refusal, _ = unwrap(d.spec.selection)
+    inner, refusal = d.spec.inner, d.spec.refusal
     s = scores.detach().double()
     if inner.name == "selective" or not s.numel():
         return False

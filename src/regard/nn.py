@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from secrets import token_hex
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
@@ -23,12 +23,10 @@ from .attention.operator import attend, run
 from .attention.problem import pose
 from .attention.spec import Spec, parse
 from .errors import CombinationError, ShapeError, StateError
-from .geometry import Dot, SelfConditioned
-from .position import NoPosition, Relative, Rope
+from .part import Sizes
+from .position import NoPosition
 from .scope import Scope
-from .selection import Energy, Hopfield, Softmax
-from .selection.wrappers import unwrap
-from .state import Additive, Self, State
+from .state import State
 
 
 class Owner(NamedTuple):
@@ -207,15 +205,17 @@ class Attention(nn.Module):
             raise ShapeError(f"width={width} does not divide into heads={heads}; give head_width")
         self.spec, self.heads, self.key_heads = parse(spec), heads, key_heads
         self.head_width = D = head_width or width // heads
-        self.inner, _, self.points = unwrap(self.spec.selection)
+        self.inner, self.points = self.spec.inner, self.spec.points
         self.widths = width, source = width, context_width or width
         self.q = nn.Linear(width, heads * D, bias=bool(bias))
         self.k = nn.Linear(source, key_heads * D, bias=bool(bias))
         # Energy's values are the keys and its way back is W_Qᵀ and W_Kᵀ; a pointer's result is the choice itself.
-        bare = self.points or isinstance(self.inner, Energy)
-        self.v = None if bare else nn.Linear(source, key_heads * D, bias=bool(bias))
-        self.out = None if bare else nn.Linear(heads * D, width, bias=bias is True)
-        self.trained = nn.ParameterDict(_trained(self.spec, heads, key_heads, D, self_width))
+        valueless = self.points or self.inner.both_sides
+        self.v = None if valueless else nn.Linear(source, key_heads * D, bias=bool(bias))
+        self.out = None if valueless else nn.Linear(heads * D, width, bias=bias is True)
+        sizes = Sizes(heads, key_heads, D, self_width)
+        initial = {name: x for part in self.spec.parts for name, x in part.initial(sizes).items()}
+        self.trained = nn.ParameterDict({name: nn.Parameter(x) for name, x in initial.items()})
         self.name = token_hex(8)
         """Tells this layer from every other; a copy of it, with the same weights, keeps the name."""
 
@@ -245,8 +245,10 @@ class Attention(nn.Module):
         self, x: Tensor, cache: Cache | None = None, *, allow: Allow | Tensor | None = None, state: State | None = None
     ) -> tuple[Tensor, Cache]:
         """New tokens after those in the cache; the old cache stays as it was."""
-        if isinstance(self.inner, Energy):
-            raise CombinationError("energy moves a token by what later tokens do, so it cannot be decoded step by step")
+        if self.inner.both_sides:
+            raise CombinationError(
+                f"{self.inner.name} moves a token by what later tokens do, so it cannot be decoded step by step"
+            )
         q, k, v = self._project(x, x)
         cache = Cache() if cache is None else cache
         override = self.override
@@ -273,9 +275,9 @@ class Attention(nn.Module):
         Where `turns_early` says so, q and k come turned.
         """
         cache = cache.of(self.owner, k.shape[0]).grown(k, k if v is None else v)
-        if self.bare and q.shape[2] == 1 and (allow is None or isinstance(allow, Causal | All)):
+        if self.bare is not None and q.shape[2] == 1 and (allow is None or isinstance(allow, Causal | All)):
             # One token after the others is what decoding does all day: the call that the plan would come to, at once.
-            return one_row(q, cache.keys(), cache.values(), cast(Dot, self.spec.geometry).scale_for(self.head_width)), cache
+            return one_row(q, cache.keys(), cache.values(), self.bare), cache
         whole = replace(self.state(state), carry=cache.carry)
         problem = pose(q, cache.keys(), cache.values(), self.met, (None, None, None), allow, whole)
         out, carry = run(problem)
@@ -297,32 +299,26 @@ class Attention(nn.Module):
         return Spec(self.spec.geometry, self.spec.selection, NoPosition()) if self.turns_early else self.spec
 
     @cached_property
-    def bare(self) -> bool:
-        """True when nothing but a scaled dot product and a softmax is left to do."""
-        plain = isinstance(self.spec.geometry, Dot) and self.spec.selection == Softmax()
-        return plain and isinstance(self.met.position, NoPosition)
+    def bare(self) -> float | None:
+        """The scale where nothing but a scaled dot product and a softmax is left to do; None elsewhere."""
+        spec = self.met
+        plain = spec.selection is spec.inner and spec.inner.softmax_temperature == 1.0 and not spec.inner.repeats(spec.geometry)
+        return spec.geometry.scale_for(self.head_width) if plain and spec.position.absent else None
 
     @cached_property
     def turns_early(self) -> bool:
-        """True when keys may be cached as RoPE turned them: nothing looks at them, or moves them, before it turns."""
-        moves = isinstance(self.inner, Hopfield) and self.inner.steps > 1
-        content_only = self.spec.geometry.name not in ("trace", "self_conditioned")
-        return isinstance(self.spec.position, Rope) and self.spec.position.early and content_only and not moves
+        """True when keys may be cached as their position turned them: nothing looks at them, or moves them, before it turns."""
+        repeated = self.inner.repeats(self.spec.geometry)
+        moves = repeated is not None and repeated[2] > 1
+        return self.spec.position.early and not self.spec.geometry.reads_unturned and not moves
 
     def state(self, given: State | None = None) -> State:
         """What a call carries: the episode's tensors, completed by this module's own."""
-        own = dict(self.trained.items())
         state = given or State()
-        if "w" in own and self.spec.geometry.name == "additive" and state.additive is None:
-            state = replace(state, additive=Additive(own["w"], own["w_q"], own["w_k"]))
-        for name in ("alpha", "temperature", "relative", "positions"):
-            if name in own and getattr(state, name) is None:
-                value = own[name]
-                value = 1 + value.exp() if name == "alpha" else value.exp() if name == "temperature" else value
-                state = replace(state, **{name: value})
-        maps = {n.removeprefix("self_"): p for n, p in own.items() if n.startswith("self_")}
-        if maps and state.self is not None:
-            state = replace(state, self=Self(state.self.s, {**maps, **state.self.weights}))
+        if self.trained:
+            trained = dict(self.trained.items())
+            for part in self.spec.parts:
+                state = part.fill(state, trained)
         return state
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -348,37 +344,6 @@ class Attention(nn.Module):
 
 def _split(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def _trained(spec: Spec, H: int, G: int, D: int, S: int) -> dict[str, nn.Parameter]:
-    """The parameters that a spec asks for, at values where attention starts as the usual one."""
-    found: dict[str, Tensor] = {}
-    geometry, position, selection = spec.geometry, spec.position, unwrap(spec.selection)[0]
-    if "alpha" in selection.needs:
-        found["alpha"] = torch.full((H,), 0.5).log()
-    if "temperature" in selection.needs:
-        found["temperature"] = torch.zeros(H)
-    if getattr(geometry, "temperature", None) == "learned":
-        found["temperature"] = torch.full((H,), 0.1).log()
-    if geometry.name == "additive":
-        spread = D**-0.5
-        found |= {"w": torch.randn(H, D) * spread, "w_q": torch.randn(H, D, D) * spread, "w_k": torch.randn(H, D, D) * spread}
-    if isinstance(position, Relative):
-        found["relative"] = torch.zeros(position.buckets, H)
-    if position.name == "learned":
-        found["positions"] = torch.randn(1024, D) * 0.02
-    if isinstance(geometry, SelfConditioned):
-        small = S**-0.5
-        shapes = {
-            "uniform": {"u": (H, S)},
-            "temperature": {"w": (H, S)},
-            "key_bias": {"U": (G, D, S)},
-            "low_rank": {"A": (H, D, 4), "B": (4, S), "C": (H, 4, D)},
-            "self_token": {"W_k": (G, D, S), "W_v": (G, D, S)},
-            "null_slot": {"u": (H, S)},
-        }[geometry.form]
-        found |= {f"self_{name}": torch.randn(shape) * small for name, shape in shapes.items()}
-    return {name: nn.Parameter(value) for name, value in found.items()}
 
 
 __all__ = ["Attention", "AttentionOverride", "Cache", "Owner", "bound", "overridden", "overrides_in", "overrides_of_rows"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from jaxtyping import Float
@@ -81,12 +81,23 @@ class State:
     positions: Float[Tensor, "length D"] | None = None
     carry: Tensor | None = None
     offset: int | None = None
+    others: Mapping[str, Tensor] = field(default_factory=lambda: dict[str, Tensor]())
+    """What parts that are not of this package ask for, by the names they need."""
+
+    def get(self, name: str) -> object:
+        """What a part calls by this name; None where there is none."""
+        return vars(self)[name] if name in _NAMES else self.others.get(name)
+
+    def having(self, name: str, value: Tensor) -> State:
+        """The same state with this tensor by this name."""
+        return replace(self, **{name: value} if name in _NAMES else {"others": {**self.others, name: value}})
 
     def need(self, name: str, by: str) -> object:
-        value = getattr(self, name)
+        value = self.get(name)
         if value is None:
-            have = ", ".join(f.name for f in fields(self) if getattr(self, f.name) is not None) or "nothing"
-            raise StateError(f"{by} needs state.{name}, and the state carries {have}: pass state=State({name}=...)")
+            have = ", ".join([*(n for n in _NAMES if self.get(n) is not None), *self.others]) or "nothing"
+            given = f"{name}=..." if name in _NAMES else f"others={{{name!r}: ...}}"
+            raise StateError(f"{by} needs state.{name}, and the state carries {have}: pass state=State({given})")
         return value
 
     def tensor(self, name: str, by: str) -> Tensor:
@@ -110,8 +121,10 @@ class State:
             yield from ((f"self.weights[{n!r}]", x) for n, x in self.self.weights.items())
         if isinstance(self.additive, Additive):
             yield from ((f"additive.{n}", getattr(self.additive, n)) for n in ("w", "w_q", "w_k"))
+        yield from self.others.items()
 
 
+_NAMES = tuple(f.name for f in fields(State) if f.name != "others")
 _SINGLE = ("alpha", "temperature", "relative", "positions", "carry")
 
 

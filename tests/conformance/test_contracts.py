@@ -22,7 +22,6 @@ from helpers import (
 
 from regard import Causal, Padding, State, attend, inspect, parse
 from regard.attention.reference import attend_plainly
-from regard.selection.wrappers import unwrap
 
 SELECTIONS_AND_GEOMETRIES = [*every(SELECTION_SPECS), *every(GEOMETRY_SPECS)]
 LINES = [*SELECTIONS_AND_GEOMETRIES, *every(POSITION_SPECS), "trace(gamma=0.3) | rope", "additive | alibi"]
@@ -67,7 +66,7 @@ def test_no_rows_and_no_keys_are_no_error(line):
         assert not out.any()
 
 
-ORDERLESS = [line for line in SELECTIONS_AND_GEOMETRIES if not unwrap(parse(line).selection)[0].carries]
+ORDERLESS = [line for line in SELECTIONS_AND_GEOMETRIES if not parse(line).inner.carries]
 
 
 @pytest.mark.parametrize("line", ORDERLESS)
@@ -102,7 +101,7 @@ def test_weights_are_a_choice(line, situation):
     assert (weights >= 0).all()
     assert (total <= 1 + 1e-9).all()
     slotted = "self_token" in line or "null_slot" in line
-    if unwrap(spec.selection)[0].sums_to_one and unwrap(spec.selection)[1] is None and not slotted:
+    if spec.inner.sums_to_one and spec.refusal is None and not slotted:
         assert_agree(total, seen.accepted.to(total.dtype))
         assert seen.accepted.any()
     assert torch.equal(seen.support, (weights > 0).sum(-1))

@@ -12,17 +12,16 @@ from torch import Tensor
 
 from ..errors import CombinationError, ShapeError
 from ..geometry import Geometry
-from ..geometry.cosine import unit
 from ..position import Position
-from ..selection import GD, Hopfield, Jump, Selection
-from ..selection.hopfield import hopfield_energy
+from ..selection import Jump, Selection
+from ..selection.base import Reach
 from ..state import State
 from .allow import Allow, Tile
-from .operator import run, settle
+from .operator import run, settled
 from .plan import Plan, plan
 from .problem import Problem, pose
 from .spec import Spec
-from .tiled import Job, TileOut, cut, job_for, start_carry, widen
+from .tiled import Job, TileOut, cut, job_for
 
 
 @dataclass(frozen=True)
@@ -78,37 +77,25 @@ class Attended:
         for t, tile in self._tiles(set(row_list)):
             here = [(n, r - t.start) for n, r in enumerate(row_list) if t.start <= r < t.stop]
             if here:
-                kept = tile.weights[:, head_list][:, :, [r for _, r in here], : t.hi - t.lo]
-                out[:, :, [n for n, _ in here], t.lo : t.hi] = kept.to(out.dtype)
+                chosen = tile.weights[:, head_list][:, :, [r for _, r in here], : t.hi - t.lo]
+                out[:, :, [n for n, _ in here], t.lo : t.hi] = chosen.to(out.dtype)
         return out
 
     def jump(self) -> Jump:
         """GD's story of each row: key, distance, direction, coherence point, energy, coherence."""
         p = self._problem
-        gd = p.inner
-        if not isinstance(gd, GD):
-            raise CombinationError(f"only gd jumps to one key; this is {p.spec}")
-        index = torch.full(p.q.shape[:3], -1, device=p.q.device)
-        squared = torch.zeros(p.q.shape[:3], dtype=p.q.dtype, device=p.q.device)
         with torch.no_grad():
-            for t, tile in self._tiles(None):
-                best, accepted = gd.index(tile.scores, tile.given)
-                keep = torch.ones_like(best, dtype=torch.bool) if accepted is None else accepted
-                keep = keep if tile.empty is None else keep & ~tile.empty
-                index[:, :, t.start : t.stop] = torch.where(keep, best + t.lo, -1)
-                nearest = tile.scores.gather(-1, best.unsqueeze(-1))
-                squared[:, :, t.start : t.stop] = gd.squared_length(nearest, tile.given).squeeze(-1)
-            q, k = p.turn(p.q, p.k)
-            if p.geometry.name == "cosine":
-                q, k = unit(q), unit(k)
-            k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-            chosen = k.gather(2, index.clamp_min(0).unsqueeze(-1).expand(-1, -1, -1, k.shape[-1]))
-            return gd.jump(q, chosen, index, squared)
+            q, k = map(p.geometry.compared, p.turn(p.q, p.k))
+            tiles = (Reach(slice(t.start, t.stop), t.lo, tile.scores, tile.given) for t, tile in self._tiles(None))
+            jump = p.inner.jump(q, k.repeat_interleave(q.shape[1] // k.shape[1], dim=1), tiles)
+        if jump is None:
+            raise CombinationError(f"only gd jumps to one key; this is {p.spec}")
+        return jump
 
     @cached_property
     def _problem(self) -> Problem:
-        settled = settle(self._asked)
-        return settled.upcast() if settled.q.dtype in (torch.bfloat16, torch.float16) else settled
+        p = settled(self._asked)
+        return p.upcast() if p.q.dtype in (torch.bfloat16, torch.float16) else p
 
     @cached_property
     def _job(self) -> tuple[Job, dict[str, Tensor]]:
@@ -119,7 +106,7 @@ class Attended:
     def _tiles(self, rows: set[int] | None) -> Iterator[tuple[Tile, TileOut]]:
         """The computed tiles that hold any of the rows (None: all); a carry makes every earlier tile necessary too."""
         job, whole = self._job
-        carry = start_carry(job, whole["q"])
+        carry = job.problem.start_carry()
         last = max(rows, default=-1) if rows is not None else None
         for t in job.tiles():
             if last is not None and t.start > last:
@@ -127,7 +114,7 @@ class Attended:
             wanted = rows is None or any(t.start <= r < t.stop for r in rows)
             if t.hi > t.lo and (wanted or job.problem.inner.carries):
                 tile = job.compute(t, {n: cut(x, n, t) for n, x in whole.items()}, carry, weigh=True)
-                carry = widen(tile.carry, job.problem) if job.problem.inner.carries else None
+                carry = job.problem.widen(tile.carry) if job.problem.inner.carries else None
                 if wanted:
                     yield t, tile
 
@@ -151,12 +138,12 @@ class Attended:
                 effective[:, :, rows] = torch.special.entr(share).sum(-1).exp() * (real.sum(-1) > 0)
                 e = p.inner.energy(tile.scores, tile.weights, tile.given)
                 bias = tile.given.row_bias
-                if e is not None and bias is not None and p.inner.name != "gd" and not p.inner.absolute:
+                if e is not None and bias is not None and not p.inner.reads_row_bias(training=True):
                     e = e - bias
                 energies.append((t, e if e is None or tile.empty is None else e.masked_fill(tile.empty, 0)))
         energy = None
-        if isinstance(self._asked.inner, Hopfield):
-            energy = self._hopfield_energy(energies)
+        if p.spec is not self._asked.spec:
+            energy = self._retrieval_energy(energies)
         elif energies and all(e is not None for _, e in energies):
             energy = torch.zeros(B, H, Q, dtype=p.q.dtype, device=p.q.device)
             for t, e in energies:
@@ -164,21 +151,25 @@ class Attended:
                     energy[:, :, t.start : t.stop] = e
         return _Survey(accepted, energy, support, effective)
 
-    def _hopfield_energy(self, free: list[tuple[Tile, Tensor | None]]) -> Tensor | None:
-        """Ramsauer's E at the state that was read out; defined for dot products."""
+    def _retrieval_energy(self, free: list[tuple[Tile, Tensor | None]]) -> Tensor | None:
+        """Of a selection that repeats, at the state that was read out; defined for dot products."""
         p = self._problem
-        if p.geometry.name != "dot":
+        beta = p.geometry.scale_for(p.q.shape[-1])
+        if beta is None:
             return None
-        beta = p.lower().scale
         norms = torch.linalg.vector_norm(p.k, dim=-1).repeat_interleave(p.q.shape[1] // p.k.shape[1], dim=1)
         energy = torch.zeros(p.q.shape[:3], dtype=p.q.dtype, device=p.q.device)
         for t, e in free:
             allowed = p.allow.tile(t).expand(*p.q.shape[:2], t.stop - t.start, t.hi - t.lo)
             largest = torch.where(allowed, norms[:, :, None, t.lo : t.hi], 0).amax(-1)
             count = allowed.sum(-1).clamp_min(1).to(p.q.dtype)
-            if e is not None:
-                state = p.q[:, :, t.start : t.stop]
-                energy[:, :, t.start : t.stop] = hopfield_energy(-e, beta, state, count, largest)
+            if (
+                e is None
+                or (attained := self._asked.inner.retrieval_energy(-e, beta, p.q[:, :, t.start : t.stop], count, largest))
+                is None
+            ):
+                return None
+            energy[:, :, t.start : t.stop] = attained
         return energy
 
 
@@ -201,7 +192,7 @@ def inspect(
 def _chosen(asked: Sequence[int] | slice | None, count: int, name: str) -> list[int]:
     if asked is None or isinstance(asked, slice):
         return list(range(count))[asked or slice(None)]
-    found = [i + count if i < 0 else i for i in asked]
-    if any(not 0 <= i < count for i in found):
+    chosen = [i + count if i < 0 else i for i in asked]
+    if any(not 0 <= i < count for i in chosen):
         raise ShapeError(f"{name}={list(asked)}: there are {count} {name}, numbered from 0 (or from −1 backwards)")
-    return found
+    return chosen

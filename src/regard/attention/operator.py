@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..geometry import Geometry
 from ..position import Position
-from ..selection import Energy, Hopfield, Selection, Softmax
+from ..selection import Selection
 from ..state import State
 from . import fused, tiled
 from .allow import Allow
 from .plan import Plan, choose, plan
-from .problem import Problem, check_result, pose
-from .spec import Spec, make
+from .problem import Problem, check_result, pose, settle
+from .spec import Spec
 
 
 def attend(
@@ -59,7 +57,7 @@ def explain(
 
 def run(p: Problem) -> tuple[Tensor, Tensor | None]:
     """The result, and what the next call of a selection that carries has to know."""
-    p = settle(p)
+    p = settled(p)
     backend, _ = choose(p)
     half = p.q.dtype in (torch.bfloat16, torch.float16)
     full = p.upcast() if half and backend != "sdpa" else p
@@ -81,22 +79,15 @@ def run(p: Problem) -> tuple[Tensor, Tensor | None]:
     return out, carry
 
 
-def settle(p: Problem) -> Problem:
-    """A Hopfield retrieval walked to its last step, where it is a softmax that reads v; any other problem as it is."""
-    if not isinstance(p.inner, Hopfield):
-        return p
-    geometry = p.spec.geometry if p.inner.beta is None else p.spec.geometry.with_scale(p.inner.beta)
-    step = replace(p, spec=make(geometry, Softmax(), p.spec.position))
-    state = p.q
-    for _ in range(p.inner.steps - 1):
-        state = run(replace(step, q=state, v=p.k, reads_keys=True))[0]
-    return replace(step, q=state)
+def settled(p: Problem) -> Problem:
+    """The problem whose one step is left to run."""
+    return settle(p, lambda step: run(step)[0])
 
 
 def _nothing(p: Problem) -> Tensor:
     """No rows or no keys: zeros, whose gradient is zero for everything that a call with rows and keys would have read."""
     out = p.q.new_zeros(*p.q.shape[:3], tiled.out_width(p))
-    read = (*p.spec.geometry.needs, *p.inner.needs, *p.spec.position.needs)
+    read = {name for part in p.spec.parts for name in part.reads}
     state = [x for name, x in p.state.tensors() if name.split(".")[0] in read]
     for x in (p.q, p.k, p.v, *state):
         if isinstance(x, Tensor) and x.requires_grad:
@@ -105,8 +96,8 @@ def _nothing(p: Problem) -> Tensor:
 
 
 def _temperature(p: Problem) -> float | Tensor:
-    t = p.inner.temperature if isinstance(p.inner, Softmax) else 1.0
-    return p.parameters()["temperature"] if t == "learned" else t
+    t = p.inner.softmax_temperature
+    return p.parameters()["temperature"] if t == "learned" else t or 1.0
 
 
 def _tiled(p: Problem) -> tuple[Tensor, Tensor | None]:
@@ -115,7 +106,7 @@ def _tiled(p: Problem) -> tuple[Tensor, Tensor | None]:
         out, carry = tiled.Tiled.apply(job, *tensors)  # pyright: ignore
     else:
         out, carry, _ = tiled.walk(job, tensors)
-    if isinstance(p.inner, Energy) and p.spec.position.turns:
+    if p.inner.both_sides and p.spec.position.turns:
         sides = out.chunk(2, dim=-1)
         out = torch.cat([p.spec.position.revert(x, p.offset, p.state) for x in sides], dim=-1)
     return out, carry

@@ -7,9 +7,6 @@ from typing import Literal
 
 import torch
 
-from ..geometry import Cosine, Dot, SelfConditioned, Trace
-from ..selection import Energy, Hopfield, Softmax
-from ..state import LowRank
 from .fused import simple_rule
 from .problem import Problem
 from .tiled import rows_per_tile
@@ -48,15 +45,13 @@ def plan(p: Problem) -> Plan:
         stop = min(start + rows, Q)
         span = p.allow.span(start + p.offset, stop - 1 + p.offset, K).clip(K)
         computed += (stop - start) * (span.hi - span.lo)
-    width = _width(p)
-    per_pair = 2 * width + 2 * E + (8 if p.inner.name == "softmax" else 8 * p.inner.cost)
-    steps = p.inner.steps if isinstance(p.inner, Hopfield) else 1
-    flops = B * H * computed * per_pair * steps
-    if isinstance(p.geometry, Trace):
-        flops += 2 * B * G * K * D * D
+    width = p.geometry.lowered_width(D, p.spec.position.turns, p.state)
+    per_pair = 2 * width + 2 * E + 8 * p.inner.cost
+    repeated = p.inner.repeats(p.geometry)
+    flops = B * H * computed * per_pair * (1 if repeated is None else repeated[2]) + B * G * p.geometry.lowering_flops(K, D)
     size = p.q.element_size() if p.q.dtype in (torch.float32, torch.float64) else 4
     scratch = B * H * Q * size if backend != "tiled" else B * H * rows * K * size * p.inner.cost
-    if not isinstance(p.geometry, Dot):
+    if not p.geometry.is_dot:
         scratch += B * (H * Q + G * K) * width * size
     share = computed / (Q * K) if Q * K else 0.0
     return Plan(str(p.spec), backend, tuple(reasons), flops, scratch, share)
@@ -65,77 +60,52 @@ def plan(p: Problem) -> Plan:
 def choose(p: Problem) -> tuple[Backend, list[str]]:
     """The backend, and the reason of each choice on the way to it."""
     why: list[str] = []
+    inner, refusal, geometry, position = p.inner, p.refusal, p.geometry, p.spec.position
+    half = p.q.dtype in (torch.bfloat16, torch.float16)
     if p.bypassed:
         why.append(f"{p.spec.geometry.name} is idle (its state is zero and needs no gradient): bypassed, bit-identical to dot")
-    if p.q.dtype in (torch.bfloat16, torch.float16):
+    if half:
         why.append(f"{p.q.dtype} inputs: scores and sums are float32 unless torch's own kernel takes them")
-    if not isinstance(p.inner, Softmax | Hopfield):
-        if p.inner.picks:
-            why.append(f"{p.inner.name} keeps one key per row: tiles of scores, then a gather, no second product")
-        elif isinstance(p.inner, Energy):
-            why.append("energy returns both sides of a gradient: tiles that add to rows and to columns")
+    temperature = inner.softmax_temperature
+    if temperature is None:
+        if inner.picks:
+            why.append(f"{inner.name} keeps one key per row: tiles of scores, then a gather, no second product")
+        elif inner.both_sides:
+            why.append(f"{inner.name} returns both sides of a gradient: tiles that add to rows and to columns")
         else:
-            why.append(f"{p.inner.name} is no softmax: tiles of query rows, made again in backward")
+            why.append(f"{inner.name} is no softmax: tiles of query rows, made again in backward")
         return "tiled", why
     if p.points:
         return "tiled", [*why, "pointer returns the weights themselves, which no fused kernel gives"]
-    if p.refusal is not None and p.refusal.threshold is not None:
+    if refusal is not None and refusal.threshold is not None:
         return "tiled", [*why, "abstain(threshold) needs each row's largest score, which no fused kernel gives"]
-    if p.geometry.name in ("additive", "polynomial"):
-        return "tiled", [*why, f"{p.geometry.name} is no dot product: its scores are made tile by tile"]
-    bare = isinstance(p.geometry, Dot | Cosine) or (
-        isinstance(p.geometry, SelfConditioned) and p.geometry.form not in ("self_token", "null_slot")
-    )
+    if not geometry.lowers:
+        return "tiled", [*why, f"{geometry.name} is no dot product: its scores are made tile by tile"]
+    learned, simple = temperature == "learned", simple_rule(p)
     # A query or key that was changed in half precision is rounded once more than torch's own call rounds it.
-    rounded = p.q.dtype in (torch.bfloat16, torch.float16) and not isinstance(p.geometry, Dot)
-    learned = isinstance(p.inner, Softmax) and p.inner.temperature == "learned"
-    if (
-        bare
-        and not rounded
-        and simple_rule(p)
-        and not p.spec.position.biases
-        and p.refusal is None
-        and not learned
-        and p.v.shape[-1] <= p.q.shape[-1]
-    ):
-        why.append(f"{p.geometry.name} lowers to a bare dot product and the rule is the kernel's own: torch's fused call")
+    exact = geometry.bare and (geometry.is_dot or not half)
+    if exact and simple and not position.biases and refusal is None and not learned and p.v.shape[-1] <= p.q.shape[-1]:
+        why.append(f"{geometry.name} lowers to a bare dot product and the rule is the kernel's own: torch's fused call")
         return "sdpa", why
     if p.q.device.type != "cpu":
         return "tiled", [*why, f"on {p.q.device.type} the kernel with biases is not reached from here: tiles"]
-    if p.spec.position.biases:
-        table = p.spec.position.table(p.state)
+    if position.biases:
+        table = position.table(p.state)
         if table is not None and table.requires_grad and torch.is_grad_enabled():
             return "tiled", [
                 *why,
-                f"{p.spec.position.name}'s table is being trained, and the fused kernel gives no gradient of a mask",
+                f"{position.name}'s table is being trained, and the fused kernel gives no gradient of a mask",
             ]
         if learned:
             return "tiled", [*why, "a learned temperature divides the position bias too, so the bias needs a gradient"]
-        why.append(f"{p.spec.position.name} adds a bias to each pair: made for chunks of rows, never for all")
-    if not bare:
-        why.append(f"{p.geometry.name} lowers to a dot product, a bias per key{' and a slot' if _slotted(p) else ''}")
-    if p.refusal is not None:
+        why.append(f"{position.name} adds a bias to each pair: made for chunks of rows, never for all")
+    if not geometry.bare:
+        why.append(f"{geometry.name} lowers to a dot product, a bias per key{' and a slot' if geometry.slotted else ''}")
+    if refusal is not None:
         why.append("the null slot is a gate on the row's log-sum-exp: no longer keys")
-    if not simple_rule(p):
+    if not simple:
         why.append("the rule becomes masks for chunks of rows; chunks it empties are skipped")
     return "flash", [*why, "torch's CPU flash kernel, with causality and a bias in one call"]
-
-
-def _slotted(p: Problem) -> bool:
-    return isinstance(p.geometry, SelfConditioned) and p.geometry.form in ("self_token", "null_slot")
-
-
-def _width(p: Problem) -> int:
-    """The width of the dot product after lowering."""
-    D = p.q.shape[-1]
-    if not isinstance(p.geometry, Trace) or p.geometry.base is None:
-        return D
-    if not p.spec.position.turns and p.geometry.norm == "raw":
-        return D
-    trace = p.state.trace
-    if isinstance(trace, LowRank):
-        return D + trace.left.shape[-1] * (1 if trace.right is None else 2)
-    return 2 * D
 
 
 def _human(n: float, base: int, unit: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ..errors import CombinationError, NumericsError, ShapeError, SpecError, StateError
-from ..geometry import Dot, Geometry, SelfConditioned
+from ..geometry import Dot, Geometry
 from ..geometry.base import Lowered, Slot, Turn, stay
 from ..position import Position
-from ..selection import Energy, Monotonic, Selection
-from ..selection.wrappers import Abstain, unwrap
-from ..state import Self, State
+from ..selection import Selection
+from ..selection.base import Refusal
+from ..state import State
 from .allow import Allow, Call, bind, rule
 from .spec import Spec, make, parse
 
@@ -32,24 +33,24 @@ class Problem:
     state: State
     offset: int
     reads_keys: bool = False
-    """True in the middle of a Hopfield retrieval, when the keys themselves are what is read."""
+    """True in the middle of a retrieval that repeats, when the keys themselves are what is read."""
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int, int]:
         (B, H, Q, D), (_, G, K, _) = self.q.shape, self.k.shape
         return B, H, G, Q, K, D, self.v.shape[-1]
 
-    @cached_property
+    @property
     def inner(self) -> Selection:
-        return unwrap(self.spec.selection)[0]
+        return self.spec.inner
 
-    @cached_property
-    def refusal(self) -> Abstain | None:
-        return unwrap(self.spec.selection)[1]
+    @property
+    def refusal(self) -> Refusal | None:
+        return self.spec.refusal
 
-    @cached_property
+    @property
     def points(self) -> bool:
-        return unwrap(self.spec.selection)[2]
+        return self.spec.points
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -73,38 +74,63 @@ class Problem:
         return torch.arange(self.offset, self.offset + self.q.shape[2], device=self.q.device)
 
     def lower(self) -> Lowered:
-        return self.geometry.lower(self.q, self.k, self.state, self.turn)
+        geometry = self.geometry
+        lowered = geometry.lower(self.q, self.k, self.state, self.turn)
+        if lowered.pair is not None and geometry.lowers:
+            raise SpecError(f"{geometry.name}.lower gives a pair, which no dot product computes; it must say lowers = False")
+        return lowered
 
     def slots(self, lowered: Lowered, temperature: float | Tensor = 1.0) -> list[Slot]:
         """The keys that every row sees beside the real ones: the geometry's own, and the one `abstain(null_logit)` adds.
 
         `temperature` is what `lowered` has been divided by.
         """
-        found = [] if lowered.slot is None else [lowered.slot]
+        slots = [] if lowered.slot is None else [lowered.slot]
         if self.reads_keys:
-            found = [replace(s, value=s.key) for s in found]
+            slots = [replace(s, value=s.key) for s in slots]
         if self.refusal is not None and self.refusal.null_logit is not None:
             null = self.q.new_full(self.q.shape[:3], float(self.refusal.null_logit))
-            found.append(Slot(null / (temperature.view(1, -1, 1) if isinstance(temperature, Tensor) else temperature)))
-        return found
+            slots.append(Slot(null / (temperature.view(1, -1, 1) if isinstance(temperature, Tensor) else temperature)))
+        return slots
 
     def parameters(self) -> dict[str, Tensor]:
-        """Numbers per head that the selection reads from the state."""
-        H = self.q.shape[1]
-        found: dict[str, Tensor] = {}
-        for name in self.inner.needs:
-            x = self.state.tensor(name, str(self.inner))
-            if x.shape != (H,):
-                raise ShapeError(f"state.{name} is {tuple(x.shape)}; {self.inner} needs one number per query head, ({H},)")
-            floor = 1.0 if name == "alpha" else 0.0
-            if not bool((x > floor).all()):
-                raise StateError(f"state.{name} is {x.detach().tolist()}; every value must be above {floor:g}")
-            found[name] = x.to(self.q.dtype)
-        return found
+        """What the selection reads from the state."""
+        inner = self.inner
+        whole = {name: self.state.tensor(name, str(inner)).to(self.q.dtype) for name in inner.needs}
+        return whole | {p.name: p.read(self.state, inner, self.q) for p in inner.per_head}
+
+    def start_carry(self) -> Tensor | None:
+        """What the state brings from earlier calls, widened to the keys there are now; None where nothing is carried."""
+        if not self.inner.carries:
+            return None
+        if self.state.carry is not None:
+            return self.widen(self.state.carry.to(self.q.dtype))
+        B, H, _, _, K, _, _ = self.sizes
+        return self.inner.start_carry(B, H, K, self.q)
+
+    def widen(self, carry: Tensor | None) -> Tensor | None:
+        """A carry on all keys of the call."""
+        K = self.k.shape[2]
+        if carry is None or carry.shape[-1] >= K:
+            return None if carry is None else carry[..., :K]
+        return torch.nn.functional.pad(carry, (0, K - carry.shape[-1]))
 
     def upcast(self) -> Problem:
         """Half precision holds the inputs; scores, sums and thresholds are float32."""
         return replace(self, q=self.q.float(), k=self.k.float(), v=self.v.float())
+
+
+def settle(p: Problem, attend: Callable[[Problem], Tensor]) -> Problem:
+    """A retrieval that repeats, walked to its last step, which reads v; any other problem as it is."""
+    repeated = p.inner.repeats(p.spec.geometry)
+    if repeated is None:
+        return p
+    geometry, selection, steps = repeated
+    step = replace(p, spec=make(geometry, selection, p.spec.position))
+    state = p.q
+    for _ in range(steps - 1):
+        state = attend(replace(step, q=state, v=p.k, reads_keys=True))
+    return replace(step, q=state)
 
 
 def pose(
@@ -121,20 +147,20 @@ def pose(
     state = State() if state is None else state
     if not isinstance(state, State):
         raise StateError(f"state is a {type(state).__name__}; pass regard.State(...)")
-    selection, _, points = unwrap(chosen.selection)
+    inner = chosen.inner
     if v is None:
-        if not (points or isinstance(selection, Energy)):
+        if not (chosen.points or inner.both_sides):
             raise ShapeError(f"v is None; only pointer and energy do without values, and this is {chosen}")
         v = k
     _check_tensors(q, k, v)
     B, H, Q, _ = q.shape
     K = k.shape[2]
-    if isinstance(selection, Energy) and (k.shape[1] != H or Q != K):
+    if inner.both_sides and (k.shape[1] != H or Q != K):
         raise CombinationError(
-            f"energy moves the tokens that are both queries and keys; q is {tuple(q.shape)} and k is {tuple(k.shape)}: "
+            f"{inner.name} moves the tokens that are both queries and keys; q is {tuple(q.shape)} and k is {tuple(k.shape)}: "
             "they need as many heads and as many tokens"
         )
-    _check_state(chosen, selection, state, q, v)
+    _check_state(chosen, state, q, v)
     offset = K - Q if state.offset is None else state.offset
     ruled = rule(allow)
     ruled.check(Call(B, H, Q, K, offset, q.device))
@@ -173,9 +199,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ShapeError(f"{shapes}: widths of 0 hold nothing to compare")
 
 
-def _check_state(spec: Spec, selection: Selection, state: State, q: Tensor, v: Tensor) -> None:
+def _check_state(spec: Spec, state: State, q: Tensor, v: Tensor) -> None:
     """What neither a geometry nor a selection can check, since it does not see q and v together."""
-    geometry, (B, H) = spec.geometry, q.shape[:2]
     if state.offset is not None and (not isinstance(state.offset, int) or isinstance(state.offset, bool)):
         raise StateError(f"state.offset is {state.offset!r}; it is the position of the first query, a whole number")
     for name, x in state.tensors():
@@ -185,15 +210,12 @@ def _check_state(spec: Spec, selection: Selection, state: State, q: Tensor, v: T
             raise StateError(f"state.{name} is {x.dtype}; it must be real")
         if x.device != q.device:
             raise StateError(f"state.{name} is on {x.device}, and q is on {q.device}; put them on one device")
-    if isinstance(geometry, SelfConditioned) and geometry.form == "self_token" and isinstance(state.self, Self):
-        W_v = state.self.weight("W_v", geometry.form)
-        if W_v.ndim == 3 and W_v.shape[1] != v.shape[-1]:
-            raise ShapeError(f"state.self weight 'W_v' is {tuple(W_v.shape)}; v has width E={v.shape[-1]}, so it is (G, E, S)")
-    if selection.carries and state.carry is not None:
-        want = (B,) if selection.name == "selective" else (B, H)
+    spec.geometry.check(state, v.shape[-1])
+    if spec.inner.carries and state.carry is not None:
+        want = spec.inner.carry_shape(q.shape[0], q.shape[1], v.shape[2])[:-1]
         if state.carry.shape[:-1] != want:
             raise ShapeError(
-                f"state.carry is {tuple(state.carry.shape)}; {selection} on q {tuple(q.shape)} carries {(*want, 'K')}: "
+                f"state.carry is {tuple(state.carry.shape)}; {spec.inner} on q {tuple(q.shape)} carries {(*want, 'K')}: "
                 "pass the state that inspect returned for the tokens before, or none at the start"
             )
         if state.carry.shape[-1] > v.shape[2]:
@@ -205,8 +227,8 @@ def _check_state(spec: Spec, selection: Selection, state: State, q: Tensor, v: T
 def check_result(out: Tensor, p: Problem) -> None:
     """Not finite in, not finite out: say which, instead of handing NaN on. One pass over the output, on CPU only."""
     # A hard walk among NaN scores reads a finite value, so its inputs are looked at too; a pick looks at its own score.
-    hides = isinstance(p.inner, Monotonic) and p.inner.mode == "hard"
-    if out.device.type == "cpu" and not all(_finite(x) for x in ((out, p.q, p.k) if hides else (out,))):
+    read = (out, p.q, p.k) if p.inner.hides_nan else (out,)
+    if out.device.type == "cpu" and not all(map(_finite, read)):
         raise not_finite(p)
 
 

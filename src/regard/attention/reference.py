@@ -5,20 +5,19 @@ It builds Q × K tensors (and worse: distances as they are written), so keep the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..geometry import Geometry
 from ..position import Position
-from ..selection import Energy, Hopfield, Selection, Softmax
+from ..selection import Selection
 from ..selection.base import Given
 from ..state import State
 from .allow import Allow, Tile
-from .problem import Problem, pose
-from .spec import Spec, make
-from .tiled import widen
+from .problem import Problem, pose, settle
+from .spec import Spec
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,7 @@ def attend_plainly(
 
 
 def _plain(p: Problem) -> Plain:
-    if isinstance(p.inner, Hopfield):
-        geometry = p.spec.geometry if p.inner.beta is None else p.spec.geometry.with_scale(p.inner.beta)
-        step = replace(p, spec=make(geometry, Softmax(), p.spec.position))
-        state = p.q
-        for _ in range(p.inner.steps - 1):
-            state = _plain(replace(step, q=state, v=p.k, reads_keys=True)).output
-        return _plain(replace(step, q=state))
+    p = settle(p, lambda step: _plain(step).output)
     B, H, G, Q, K, _, _ = p.sizes
     k, v = (x.repeat_interleave(H // G, dim=1) for x in (p.k, p.v))
     geometry, position = p.spec.geometry, p.spec.position
@@ -78,7 +71,7 @@ def _plain(p: Problem) -> Plain:
         at=p.q_at,
         empty=empty,
         slots=filled.shape[-1] - K,
-        carry=widen(p.state.carry, p),
+        carry=p.start_carry(),
         distance=geometry.distance(p.q.shape[-1]),
         params=p.parameters(),
     )
@@ -88,7 +81,7 @@ def _plain(p: Problem) -> Plain:
     weights = weights.masked_fill(empty.unsqueeze(-1), 0)
     if p.points:
         output = weights[..., :K]
-    elif isinstance(p.inner, Energy):
+    elif p.inner.both_sides:
         q_t, k_t = p.turn(p.q, k)
         sides = weights @ k_t, weights.mT @ q_t
         output = torch.cat([position.revert(x, p.offset, p.state) for x in sides], -1)

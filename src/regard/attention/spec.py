@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import ast
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import TypeVar
 
 from ..errors import CombinationError, SpecError
-from ..geometry import GEOMETRIES, Geometry, Polynomial, SelfConditioned, Trace
+from ..geometry import GEOMETRIES, Geometry
 from ..part import Part
 from ..position import POSITIONS, NoPosition, Position
-from ..selection import GD, SELECTIONS, Energy, Hopfield, Monotonic, Selection, Softmax
-from ..selection.wrappers import unwrap
+from ..selection import SELECTIONS, Selection, Softmax
+from ..selection.base import Refusal
 
-KINDS: dict[str, dict[str, type[Part]]] = {
-    "geometry": {**GEOMETRIES},
-    "selection": {**SELECTIONS},
-    "position": {**POSITIONS},
-}
+KINDS: Mapping[str, Mapping[str, type[Part]]] = {"geometry": GEOMETRIES, "selection": SELECTIONS, "position": POSITIONS}
 
+P = TypeVar("P", bound=Part)
 _LARGEST = 2**53
 """Whole numbers up to here are exact as floats too."""
 
@@ -35,20 +34,39 @@ class Spec:
     position: Position
 
     def __post_init__(self) -> None:
-        reason = meaningless(self)
+        slotted = self.geometry.slotted or self.refusal is not None
+        reason = self.geometry.refuses(self.position) or self.inner.refuses(self.geometry, slotted)
         if reason:
             raise CombinationError(f"{self}: {reason}")
 
+    @cached_property
+    def inner(self) -> Selection:
+        """The row map inside the wrappers."""
+        return self.selection.unwrap()[0]
+
+    @cached_property
+    def refusal(self) -> Refusal | None:
+        return self.selection.unwrap()[1]
+
+    @cached_property
+    def points(self) -> bool:
+        """True when the weights themselves are the result."""
+        return self.selection.unwrap()[2]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What reads a state, in the order in which a module makes its parameters."""
+        return self.inner, self.geometry, self.position
+
     def __str__(self) -> str:
-        parts: list[Part] = [self.geometry, self.selection, self.position]
-        return " | ".join(str(p) for p in parts if not isinstance(p, NoPosition))
+        return " | ".join(map(str, (self.geometry, self.selection, *(() if self.position.absent else (self.position,)))))
 
 
 def make(geometry: Geometry | None = None, selection: Selection | None = None, position: Position | None = None) -> Spec:
     """A Spec with defaults filled in; the default geometry is the one that the selection is defined on."""
     selection = selection or Softmax()
-    natural = GEOMETRIES[unwrap(selection)[0].natural_geometry]()
-    return Spec(geometry or natural, selection, position or NoPosition())
+    geometry = geometry or GEOMETRIES[selection.unwrap()[0].natural_geometry]()
+    return Spec(geometry, selection, position or NoPosition())
 
 
 def parse(text: str | Spec) -> Spec:
@@ -71,14 +89,16 @@ def _parsed(text: str) -> Spec:
         raise SpecError(
             f"cannot read {text[:200]!r}: write parts joined by |, as in 'cosine(temperature=0.2) | topk(4)'"
         ) from error
-    found: dict[str, Part] = {}
-    for node in _alternatives(tree):
-        part = _part(node, text)
-        kind = next(k for k, table in KINDS.items() if part.name in table)
-        if kind in found:
-            raise SpecError(f"{text!r} names two of one kind, {found[kind].name} and {part.name} ({kind}); keep one")
-        found[kind] = part
-    return make(**found)  # type: ignore[arg-type]
+    parts = [_part(node, text) for node in _alternatives(tree)]
+    return make(_only(parts, Geometry, text), _only(parts, Selection, text), _only(parts, Position, text))
+
+
+def _only(parts: list[Part], kind: type[P], text: str) -> P | None:
+    """The part of a kind, if there is one."""
+    first, second, *_ = *(p for p in parts if isinstance(p, kind)), None, None
+    if first is not None and second is not None:
+        raise SpecError(f"{text!r} names two of one kind, {first.name} and {second.name} ({kind.__name__.lower()}); keep one")
+    return first
 
 
 def _alternatives(node: ast.expr) -> list[ast.expr]:
@@ -136,29 +156,3 @@ def _unknown(name: str) -> str:
     known = "; ".join(f"{kind}: {', '.join(table)}" for kind, table in KINDS.items())
     near = difflib.get_close_matches(name, [n for table in KINDS.values() for n in table], 1)
     return f"{name!r} is no mechanism{f'; did you mean {near[0]}?' if near else ''} ({known})"
-
-
-def meaningless(spec: Spec) -> str | None:
-    """Why the parts have no meaning together, or None. Every refused combination stands here."""
-    geometry, position = spec.geometry, spec.position
-    selection, refusal, _ = unwrap(spec.selection)
-    slotted = isinstance(geometry, SelfConditioned) and geometry.form in ("self_token", "null_slot")
-    if isinstance(geometry, Trace) and geometry.base is None and position.turns:
-        return (
-            f"the metric acts before {position.name} turns q and k, so {position.name} would do nothing; use base=dot or alibi"
-        )
-    if isinstance(selection, GD) and geometry.distance(1) is None:
-        return f"gd measures a distance and {geometry.name} gives none; use euclidean, rbf, cosine or trace(base=none)"
-    if isinstance(selection, Energy) and geometry.name != "dot":
-        return f"energy is the gradient of dot's log-sum-exp, not of {geometry.name}'s; use dot"
-    if isinstance(selection, Monotonic) and (slotted or refusal):
-        return "monotonic walks along the keys in order, and a slot has no place in the order"
-    if isinstance(selection, Hopfield):
-        if selection.beta is not None and geometry.with_scale(selection.beta) is None:
-            return f"hopfield(beta) takes the place of a scale, and {geometry.name} has none; leave beta out"
-        if selection.steps > 1 and geometry.name in ("additive", "polynomial"):
-            named = isinstance(geometry, Polynomial)
-            return (
-                f"hopfield's state moves among the keys, and {'a polynomial kernel' if named else 'additive'} has no such space"
-            )
-    return None

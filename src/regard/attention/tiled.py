@@ -7,7 +7,7 @@ keys `allow` rules out are never made; where it allows a whole range of keys, no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..geometry.base import Lowered, Slot
-from ..selection import GD, Energy
 from ..selection.base import Given
 from .allow import Tile
 from .problem import Problem, not_finite
@@ -47,7 +46,7 @@ class Job:
 
     problem: Problem
     scale: float
-    pair: Any
+    pair: Callable[..., Tensor] | None
     width: int
     names: tuple[str, ...]
     slots: int
@@ -99,7 +98,7 @@ class Job:
             carry=None if carry is None else carry[..., :columns],
             row_bias=x.get("row_bias"),
             distance=p.geometry.distance(p.q.shape[-1]),
-            params={n: x[n] for n in p.inner.needs},
+            params={n: x[f"param.{n}"] for n in p.inner.reads},
         )
         if p.inner.picks and not (weigh or torch.is_grad_enabled() or self.slots or p.points or p.refusal):
             index, accepted = p.inner.index(scores, given)
@@ -116,7 +115,7 @@ class Job:
     def _scores(self, x: dict[str, Tensor], scratch: Tensor | None) -> Tensor:
         q, k = x["q"], x["k"]
         if self.pair is not None:
-            return self.pair(q, k, *(x[n] for n in self.names if n.startswith("pair")))
+            return self.pair(q, k, *(x[n] for n in self.names if n.startswith("pair.")))
         B, G, columns, width = k.shape
         q = (q * self.scale).reshape(B * G, -1, width)
         into = None if scratch is None else scratch[: q.shape[0] * q.shape[1] * columns].view(q.shape[0], -1, columns)
@@ -161,7 +160,7 @@ class Job:
         p = self.problem
         if p.points:
             return (weights[..., :columns],)
-        if isinstance(p.inner, Energy):
+        if p.inner.both_sides:
             return weights @ x["k"], weights.mT @ x["q"]
         B, H, rows, _ = weights.shape
         v = x["v"]
@@ -176,7 +175,7 @@ class Job:
         rows = slice(t.start, t.stop)
         if self.problem.points:
             return ((rows, slice(t.lo, t.hi)),)
-        if isinstance(self.problem.inner, Energy):
+        if self.problem.inner.both_sides:
             return (rows, slice(0, width // 2)), (slice(t.lo, t.hi), slice(width // 2, width))
         return ((rows, slice(0, width)),)
 
@@ -191,7 +190,7 @@ def rows_per_tile(p: Problem, pair_width: int | None = None) -> int:
 def out_width(p: Problem) -> int:
     if p.points:
         return p.k.shape[2]
-    return 2 * p.q.shape[-1] if isinstance(p.inner, Energy) else p.v.shape[-1]
+    return 2 * p.q.shape[-1] if p.inner.both_sides else p.v.shape[-1]
 
 
 def cut(x: Tensor, name: str, t: Tile) -> Tensor:
@@ -212,7 +211,7 @@ def walk(job: Job, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, li
     q = whole["q"]
     width = out_width(p)
     out = q.new_zeros(*q.shape[:3], width)
-    carry = start_carry(job, q)
+    carry = p.start_carry()
     doors: list[Tensor | None] = []
     tiles = list(job.tiles())
     most = max((t.stop - t.start) * (t.hi - t.lo) for t in tiles)
@@ -224,7 +223,7 @@ def walk(job: Job, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, li
         tile = job.compute(t, {n: cut(x, n, t) for n, x in whole.items()}, carry, scratch=scratch)
         for piece, (rows, columns) in zip(tile.pieces, job.places(t, width), strict=True):
             out[..., rows, columns] += piece
-        carry = widen(tile.carry, p) if p.inner.carries else None
+        carry = p.widen(tile.carry) if p.inner.carries else None
     return out, carry, doors
 
 
@@ -262,42 +261,20 @@ class Tiled(torch.autograd.Function):
             with torch.enable_grad():
                 tile = job.compute(t, parts, carry)
             outs = list(tile.pieces)
-            given = [grad_out[..., rows, columns] for rows, columns in job.places(t, grad_out.shape[-1])]
+            upstream = [grad_out[..., rows, columns] for rows, columns in job.places(t, grad_out.shape[-1])]
             if grad_carry is not None and tile.carry is not None:
                 outs.append(tile.carry)
-                given.append(grad_carry[..., : tile.carry.shape[-1]])
-            alive = [(o, g) for o, g in zip(outs, given, strict=True) if o.requires_grad]
+                upstream.append(grad_carry[..., : tile.carry.shape[-1]])
+            alive = [(o, g) for o, g in zip(outs, upstream, strict=True) if o.requires_grad]
             if not alive:
                 continue
             leaves = [parts[n] for n in wanted] + ([] if carry is None else [carry])
-            found = torch.autograd.grad([o for o, _ in alive], leaves, [g for _, g in alive], allow_unused=True)
-            for n, g in zip(wanted, found, strict=False):
+            given = torch.autograd.grad([o for o, _ in alive], leaves, [g for _, g in alive], allow_unused=True)
+            for n, g in zip(wanted, given, strict=False):
                 if g is not None:
                     cut(grads[n], n, t).add_(g)
-            grad_carry = found[-1] if carry is not None else None
+            grad_carry = given[-1] if carry is not None else None
         return (None, *(grads.get(n) for n in job.names))
-
-
-def start_carry(job: Job, q: Tensor) -> Tensor | None:
-    """What the state brings from earlier calls, widened to the keys there are now."""
-    p = job.problem
-    if not p.inner.carries:
-        return None
-    B, H, _, _, K, _, _ = p.sizes
-    shape = (B, K) if p.inner.name == "selective" else (B, H, K)
-    if p.state.carry is None:
-        start = q.new_zeros(shape)
-        if p.inner.name == "monotonic" and K:
-            start[..., 0] = 1
-        return start
-    return widen(p.state.carry.to(q.dtype), p)
-
-
-def widen(carry: Tensor | None, p: Problem) -> Tensor | None:
-    K = p.k.shape[2]
-    if carry is None:
-        return None
-    return torch.nn.functional.pad(carry, (0, K - carry.shape[-1])) if carry.shape[-1] < K else carry[..., :K]
 
 
 def job_for(p: Problem, lowered: Lowered, need_rows: bool = False) -> tuple[Job, list[Tensor]]:
@@ -317,8 +294,9 @@ def job_for(p: Problem, lowered: Lowered, need_rows: bool = False) -> tuple[Job,
     if bias is not None:
         x["key_bias"] = bias
     thresholds = p.refusal is not None and p.refusal.threshold is not None
-    measures = isinstance(p.inner, GD) and (p.inner.coherence > 0 or p.inner.keep == "all" or trains(lowered.q, k, v))
-    if lowered.row_bias is not None and (need_rows or slots or thresholds or p.inner.absolute or measures):
+    if lowered.row_bias is not None and (
+        need_rows or slots or thresholds or p.inner.reads_row_bias(training=trains(lowered.q, k, v))
+    ):
         x["row_bias"] = lowered.row_bias()
     if slots:
         x["slot_score"] = torch.stack([s.score for s in slots], dim=-1)
@@ -327,8 +305,8 @@ def job_for(p: Problem, lowered: Lowered, need_rows: bool = False) -> tuple[Job,
     table = p.spec.position.table(p.state)
     if table is not None:
         x["table"] = table
-    x |= p.parameters()
-    x |= {f"pair{i}": w for i, w in enumerate(lowered.params)}
+    x |= {f"param.{n}": w for n, w in p.parameters().items()}
+    x |= {f"pair.{i}": w for i, w in enumerate(lowered.params)}
     null = sum(s.value is None for s in slots)
     return Job(p, lowered.scale, lowered.pair, lowered.q.shape[-1], tuple(x), len(slots), null), list(x.values())
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..errors import ShapeError, StateError
+from ..part import Sizes
 from ..state import Additive as Weights
 from ..state import State
 from .base import Geometry, Lowered, Turn, stay
@@ -23,6 +25,7 @@ def additive_scores(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
 class Additive(Geometry):
     name = "additive"
     needs = ("additive",)
+    lowers = False
 
     def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Tensor:
         weights = self._weights(state, q)
@@ -35,6 +38,15 @@ class Additive(Geometry):
         if weights.w_k.ndim == 3:
             k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         return Lowered(q @ weights.w_q.mT, k @ weights.w_k.mT, pair=additive_scores, params=(weights.w,))
+
+    def initial(self, sizes: Sizes) -> dict[str, Tensor]:
+        H, D = sizes.H, sizes.D
+        return {n: torch.randn(shape) * D**-0.5 for n, shape in (("w", (H, D)), ("w_q", (H, D, D)), ("w_k", (H, D, D)))}
+
+    def fill(self, state: State, trained: Mapping[str, Tensor]) -> State:
+        if state.additive is not None or "w" not in trained:
+            return state
+        return replace(state, additive=Weights(trained["w"], trained["w_q"], trained["w_k"]))
 
     def _weights(self, state: State, q: Tensor) -> Weights:
         weights = state.need("additive", self.name)

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..part import Part
+from ..position.base import Position
 from ..state import State
 
 Turn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -72,8 +73,10 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Geometry(Part, ABC):
-    needs: ClassVar[tuple[str, ...]] = ()
-    """Names of the state's tensors that this geometry reads."""
+    lowers: ClassVar[bool] = True
+    """False where scores are no dot product, so that `lower` gives a `pair`."""
+    reads_unturned: ClassVar[bool] = False
+    """True when it looks at q and k before a position turns them, so that keys are cached as they were."""
 
     @abstractmethod
     def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Float[Tensor, "B H Q K"]:
@@ -98,3 +101,41 @@ class Geometry(Part, ABC):
     def idle(self, state: State) -> bool:
         """True when the state makes this geometry equal to plain `dot`, so that the plan may bypass it."""
         return False
+
+    @property
+    def bare(self) -> bool:
+        """True when `lower` gives a dot product and nothing else: no bias per key and no slot."""
+        return False
+
+    @property
+    def slotted(self) -> bool:
+        """True when `slot` gives one."""
+        return False
+
+    def scale_for(self, width: int) -> float | None:
+        """The scale where scores are scale · q·k of q and k as they are; None where they are anything else."""
+        return None
+
+    @property
+    def is_dot(self) -> bool:
+        return self.scale_for(1) is not None
+
+    def compared(self, x: Tensor) -> Tensor:
+        """The vectors between which `distance` is measured."""
+        return x
+
+    def lowered_width(self, width: int, turned: bool, state: State) -> int:
+        """Of the dot product that `lower` gives for heads of this width."""
+        return width
+
+    def lowering_flops(self, keys: int, width: int) -> int:
+        """What `lower` costs for so many keys, beyond passes over q and k."""
+        return 0
+
+    def check(self, state: State, value_width: int) -> None:
+        """Refuse a state that does not fit v, which neither `scores` nor `lower` sees."""
+        return
+
+    def refuses(self, position: Position) -> str | None:
+        """Why this geometry has no meaning with a position, or None."""
+        return None

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import ShapeError, StateError
-from ..part import Learned
+from ..part import Learned, PerHead
 from ..state import State
 from .base import Geometry, Lowered, Turn, stay
 
@@ -20,19 +19,23 @@ class Cosine(Geometry):
     temperature: float | Learned = 0.1
 
     @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("temperature",) if self.temperature == "learned" else ()
+    def per_head(self) -> tuple[PerHead, ...]:
+        return (PerHead("temperature", start=0.1),) if self.temperature == "learned" else ()
+
+    @property
+    def bare(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         self.check_positive("temperature")
 
     def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Tensor:
         q, k = turn(q, k)
-        return unit(q) @ unit(k).mT / self._temperature(state, q.shape[1], q.dtype)
+        return unit(q) @ unit(k).mT / self._temperature(state, q)
 
     def lower(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Lowered:
         q, k = turn(q, k)
-        temperature = self._temperature(state, q.shape[1], q.dtype)
+        temperature = self._temperature(state, q)
         if isinstance(temperature, Tensor):
             return Lowered(unit(q) / temperature, unit(k))
         return Lowered(unit(q), unit(k), 1 / temperature)
@@ -41,17 +44,15 @@ class Cosine(Geometry):
         """Between unit vectors |q−k|² = 2 − 2 cos."""
         return None if self.temperature == "learned" else (0.5 / self.temperature, 1 / self.temperature)
 
+    def compared(self, x: Tensor) -> Tensor:
+        return unit(x)
+
     def with_scale(self, scale: float) -> Cosine:
         return replace(self, temperature=1 / scale)
 
-    def _temperature(self, state: State, heads: int, dtype: torch.dtype) -> float | Tensor:
+    def _temperature(self, state: State, q: Tensor) -> float | Tensor:
         if self.temperature == "learned":
-            t = state.tensor("temperature", str(self))
-            if t.shape != (heads,):
-                raise ShapeError(f"state.temperature is {tuple(t.shape)}; {self} needs one number per query head, ({heads},)")
-            if not bool((t > 0).all()):
-                raise StateError(f"state.temperature is {t.detach().tolist()}; every value must be above 0")
-            return t.to(dtype).view(-1, 1, 1)
+            return self.per_head[0].read(state, self, q).view(-1, 1, 1)
         return self.temperature
 
 

@@ -21,6 +21,10 @@ class Dot(Geometry):
     def scale_for(self, width: int) -> float:
         return self.scale or width**-0.5
 
+    @property
+    def bare(self) -> bool:
+        return True
+
     def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Tensor:
         q, k = turn(q, k)
         return q @ k.mT * self.scale_for(q.shape[-1])

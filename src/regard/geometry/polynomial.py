@@ -23,6 +23,7 @@ def polynomial_scores(q: Tensor, k: Tensor, degree: int, constant: float) -> Ten
 @dataclass(frozen=True)
 class Polynomial(Geometry):
     name = "polynomial"
+    lowers = False
     degree: int = 2
     constant: float = 1.0
 

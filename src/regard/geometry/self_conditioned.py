@@ -12,20 +12,27 @@ The published minimal form is `uniform`; the others are the smallest that act. A
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..errors import ShapeError, StateError
+from ..part import Sizes
 from ..state import Self, State, magnitude
 from .base import Geometry, Lowered, Slot, Turn, stay
 from .dot import Dot
 
 Form = Literal["uniform", "temperature", "key_bias", "low_rank", "self_token", "null_slot"]
-FORMS: tuple[Form, ...] = ("uniform", "temperature", "key_bias", "low_rank", "self_token", "null_slot")
+_WEIGHTS: dict[Form, dict[str, str]] = {
+    "uniform": {"u": "HS"}, "temperature": {"w": "HS"}, "key_bias": {"U": "GDS"}, "null_slot": {"u": "HS"},
+    "low_rank": {"A": "HDR", "B": "RS", "C": "HRD"}, "self_token": {"W_k": "GDS", "W_v": "GES"},
+}  # fmt: skip
+"""The axes of each form's weights, by the letters of the legend. G may be any number that divides H."""
+FORMS = get_args(Form)
+_TRAINED_RANK = 4
 
 _SMALLEST_GATE = 1e-30
 """log 0 would give NaN gradients; exp(log 1e-30) adds exactly nothing to a softmax in float32."""
@@ -35,10 +42,19 @@ _SMALLEST_GATE = 1e-30
 class SelfConditioned(Geometry):
     name = "self_conditioned"
     needs = ("self",)
+    reads_unturned = True
     form: Form = "key_bias"
 
     def __post_init__(self) -> None:
         self.check_choice("form", FORMS)
+
+    @property
+    def slotted(self) -> bool:
+        return self.form in ("self_token", "null_slot")
+
+    @property
+    def bare(self) -> bool:
+        return not self.slotted
 
     def scores(self, q: Tensor, k: Tensor, state: State, turn: Turn = stay) -> Tensor:
         me = self._self(state, q)
@@ -71,6 +87,26 @@ class SelfConditioned(Geometry):
         silent = magnitude(me.s, "state.self.s") == 0 and self.form != "null_slot"
         return silent and not any(t.requires_grad for t in (me.s, *me.weights.values()))
 
+    def initial(self, sizes: Sizes) -> dict[str, Tensor]:
+        """The weights; s belongs to an episode."""
+        size = {**vars(sizes), "E": sizes.D, "R": _TRAINED_RANK}
+        shapes = {n: [size[a] for a in axes] for n, axes in _WEIGHTS[self.form].items()}
+        return {f"self_{n}": torch.randn(shape) * sizes.S**-0.5 for n, shape in shapes.items()}
+
+    def fill(self, state: State, trained: Mapping[str, Tensor]) -> State:
+        if state.self is None:
+            return state
+        own = {n: trained[f"self_{n}"] for n in _WEIGHTS[self.form] if f"self_{n}" in trained}
+        return replace(state, self=Self(state.self.s, {**own, **state.self.weights}))
+
+    def check(self, state: State, value_width: int) -> None:
+        if self.form == "self_token" and isinstance(state.self, Self):
+            W_v = state.self.weight("W_v", self.form)
+            if W_v.ndim == 3 and W_v.shape[1] != value_width:
+                raise ShapeError(
+                    f"state.self weight 'W_v' is {tuple(W_v.shape)}; v has width E={value_width}, so it is (G, E, S)"
+                )
+
     def _query(self, q: Tensor, me: Self) -> Tensor:
         match self.form:
             case "temperature":
@@ -98,45 +134,22 @@ class SelfConditioned(Geometry):
         if s.ndim != 2 or s.shape[0] not in (1, q.shape[0]):
             raise ShapeError(f"state.self.s is {tuple(me.s.shape)}; it is (S,) or (B, S) with B={q.shape[0]} from q")
         H, D = q.shape[1], q.shape[-1]
-        for name, shape in _SHAPES[self.form].items():
+        for name, axes in _WEIGHTS[self.form].items():
             weight = me.weight(name, self.form)
-            if not shape(tuple(weight.shape), H, D, s.shape[-1]):
+            if not _fits(weight.shape, axes, {"H": H, "D": D, "S": s.shape[-1]}):
                 raise ShapeError(
                     f"state.self weight {name!r} is {tuple(weight.shape)}; self_conditioned(form={self.form}) with H={H}, "
-                    f"D={D}, S={s.shape[-1]} takes {_WRITTEN[name]}"
+                    f"D={D}, S={s.shape[-1]} takes {_written(axes)}"
                 )
         return Self(s.to(q.dtype), {n: w.to(q.dtype) for n, w in me.weights.items()})
 
 
-_WRITTEN = {
-    "u": "(H, S)", "w": "(H, S)", "U": "(G, D, S) or (H, D, S)", "A": "(H, D, R)", "B": "(R, S)", "C": "(H, R, D)",
-    "W_k": "(G, D, S) or (H, D, S)", "W_v": "(G, E, S) or (H, E, S)",
-}  # fmt: skip
-
-_Shape = tuple[int, ...]
+def _fits(shape: Sequence[int], axes: str, sizes: Mapping[str, int]) -> bool:
+    groups = [n for n, a in zip(shape, axes, strict=False) if a == "G"]
+    known = all(n == sizes.get(a, n) for n, a in zip(shape, axes, strict=False))
+    return len(shape) == len(axes) and known and all(n > 0 and sizes["H"] % n == 0 for n in groups)
 
 
-def _per_head(x: _Shape, H: int, D: int, S: int) -> bool:
-    return x == (H, S)
-
-
-def _map(x: _Shape, H: int, D: int, S: int) -> bool:
-    return len(x) == 3 and x[0] > 0 and H % x[0] == 0 and x[1:] == (D, S)
-
-
-def _value_map(x: _Shape, H: int, D: int, S: int) -> bool:
-    return len(x) == 3 and x[0] > 0 and H % x[0] == 0 and x[2] == S
-
-
-_SHAPES: dict[str, dict[str, Callable[[_Shape, int, int, int], bool]]] = {
-    "uniform": {"u": _per_head},
-    "temperature": {"w": _per_head},
-    "key_bias": {"U": _map},
-    "low_rank": {
-        "A": lambda x, H, D, S: len(x) == 3 and x[:2] == (H, D),
-        "B": lambda x, H, D, S: len(x) == 2 and x[1] == S,
-        "C": lambda x, H, D, S: len(x) == 3 and x[0] == H and x[2] == D,
-    },
-    "self_token": {"W_k": _map, "W_v": _value_map},
-    "null_slot": {"u": _per_head},
-}  # fmt: skip
+def _written(axes: str) -> str:
+    text = f"({', '.join(axes)})"
+    return f"{text} or {text.replace('G', 'H')}" if "G" in axes else text

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError, StateError
+from ..position.base import Position
 from ..state import LowRank, State, magnitude
 from .base import Geometry, Lowered, Turn, stay
 from .cosine import unit
@@ -26,6 +27,7 @@ from .cosine import unit
 class Trace(Geometry):
     name = "trace"
     needs = ("trace",)
+    reads_unturned = True
     gamma: float = 1.0
     base: Literal["dot"] | None = "dot"
     norm: Literal["raw", "unit"] = "raw"
@@ -89,6 +91,23 @@ class Trace(Geometry):
         tensors = self._tensors(state)
         silent = self.gamma == 0 or min(magnitude(t, "state.trace") for t in tensors) == 0
         return silent and self.base is not None and not any(t.requires_grad for t in tensors)
+
+    def lowered_width(self, width: int, turned: bool, state: State) -> int:
+        if self.base is None or (self.norm == "raw" and not turned):
+            return width
+        trace = state.trace
+        if isinstance(trace, LowRank):
+            return width + trace.left.shape[-1] * (1 if trace.right is None else 2)
+        return 2 * width
+
+    def lowering_flops(self, keys: int, width: int) -> int:
+        return 2 * keys * width * width
+
+    def refuses(self, position: Position) -> str | None:
+        if self.base is not None or not position.turns:
+            return None
+        at = position.name
+        return f"the metric acts before {at} turns q and k, so {at} would do nothing; use base=dot or alibi"
 
     def _tensors(self, state: State) -> list[Tensor]:
         trace = state.need("trace", str(self))

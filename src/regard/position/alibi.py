@@ -22,6 +22,7 @@ def slopes(heads: int) -> list[float]:
 class Alibi(Position):
     name = "alibi"
     biases = True
+    shift_invariant = True
 
     def bias(self, q_at: Tensor, k_at: Tensor, like: Tensor, table: Tensor | None) -> Tensor:
         far = (q_at.unsqueeze(-1) - k_at).abs().to(like.dtype)

@@ -13,11 +13,19 @@ from ..state import State
 
 @dataclass(frozen=True)
 class Position(Part):
-    needs: ClassVar[tuple[str, ...]] = ()
+    absent: ClassVar[bool] = False
+    """True when nothing says where a token stands."""
     turns: ClassVar[bool] = False
     """True when the position changes q and k themselves."""
     biases: ClassVar[bool] = False
     """True when it adds a bias to each pair."""
+    shift_invariant: ClassVar[bool] = False
+    """True when scores depend on how far apart two tokens stand alone, so that padding before a text changes nothing."""
+
+    @property
+    def early(self) -> bool:
+        """True when keys may be cached as `apply` left them: it reads no state, and no later, longer text turns them again."""
+        return False
 
     def apply(self, x: Tensor, start: int, state: State) -> Tensor:
         """x (B, heads, N, D), whose tokens stand at start, start + 1, …"""
@@ -39,3 +47,5 @@ class Position(Part):
 @dataclass(frozen=True)
 class NoPosition(Position):
     name = "none"
+    absent = True
+    shift_invariant = True

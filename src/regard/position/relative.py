@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
+from ..part import Sizes
 from ..state import State
 from .base import Position
 
@@ -22,6 +23,7 @@ from .base import Position
 class Relative(Position):
     name = "relative"
     biases = True
+    shift_invariant = True
     needs = ("relative",)
     buckets: int = 32
     max_distance: int = 128
@@ -60,5 +62,8 @@ class Relative(Position):
             raise ShapeError(f"state.relative is {given}; {self} with {heads} heads needs ({self.buckets}, {heads})")
         return table[self.bucket(q_at, k_at)].permute(2, 0, 1).to(like.dtype)
 
-    def table(self, state: State) -> Tensor | None:
+    def table(self, state: State) -> Tensor:
         return state.tensor("relative", str(self))
+
+    def initial(self, sizes: Sizes) -> dict[str, Tensor]:
+        return {"relative": torch.zeros(self.buckets, sizes.H)}

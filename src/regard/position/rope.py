@@ -30,6 +30,7 @@ Scaling = Literal["linear", "ntk", "dynamic", "llama3", "yarn"]
 class Rope(Position):
     name = "rope"
     turns = True
+    shift_invariant = True
     base: float = 10000.0
     fraction: float = 1.0
     layout: Literal["half", "interleaved"] = "half"
@@ -66,7 +67,6 @@ class Rope(Position):
 
     @property
     def early(self) -> bool:
-        """True when a key's turn is final: no later, longer text turns it again."""
         return self.scaling != "dynamic"
 
     def rates(self, width: int, reach: int = 0) -> tuple[Tensor, float]:

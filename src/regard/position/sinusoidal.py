@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
+from ..part import Sizes
 from ..state import State
 from .base import Position
 
@@ -46,6 +47,10 @@ class Sinusoidal(Position):
         return x + sinusoids(stop, x.shape[-1], self.base, x.device)[start:].to(x.dtype)
 
 
+_TRAINED_LENGTH = 1024
+"""Places in the table that a module trains."""
+
+
 @dataclass(frozen=True)
 class LearnedPosition(Position):
     name = "learned"
@@ -61,3 +66,6 @@ class LearnedPosition(Position):
                 f"least ({last + 1}, {x.shape[-1]})"
             )
         return x + table[start : last + 1].to(x.dtype)
+
+    def initial(self, sizes: Sizes) -> dict[str, Tensor]:
+        return {"positions": torch.randn(_TRAINED_LENGTH, sizes.D) * 0.02}

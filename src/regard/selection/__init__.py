@@ -1,9 +1,9 @@
 """How a row of scores becomes a choice. One row per selection; the name is the word in a spec."""
 
-from .base import Given, Selection
+from .base import Given, Jump, Selection
 from .energy import Energy
 from .entmax import Entmax, Sparsemax, entmax_weights
-from .gd import GD, Jump
+from .gd import GD
 from .hard import Hard
 from .hopfield import Hopfield
 from .monotonic import Monotonic

@@ -8,14 +8,15 @@ meet; every row that reaches a selection has at least one finite score, since ro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..part import Part
+from ..geometry.base import Geometry
+from ..part import Learned, Part
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,50 @@ class Given:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """How a row may be refused: by what falls on a slot of this score, or by a largest score below this threshold."""
+
+    null_logit: float | None
+    threshold: float | None
+
+
+@dataclass(frozen=True)
+class Jump:
+    """From each query to the key it chose; rows that were refused point nowhere (index −1, the rest zero)."""
+
+    index: Tensor
+    distance: Tensor
+    direction: Tensor
+    point: Tensor
+    energy: Tensor
+    coherence: Tensor
+
+
+class Reach(NamedTuple):
+    """Where a tile of scores stands: its query rows, and its first key."""
+
+    rows: slice
+    first: int
+    scores: Tensor
+    given: Given
+
+
+@dataclass(frozen=True)
 class Selection(Part, ABC):
-    needs: ClassVar[tuple[str, ...]] = ()
     carries: ClassVar[bool] = False
     """True when a row's choice depends on earlier rows."""
     absolute: ClassVar[bool] = False
     """True when a constant added to a row changes the choice."""
-    picks: ClassVar[bool] = False
-    """True when a row keeps one key, so that the output is a gather and no product."""
+    both_sides: ClassVar[bool] = False
+    """True when the result is what rows read of the keys and what keys read of the rows, (B, H, N, 2D); v is not read."""
     sums_to_one: ClassVar[bool] = True
     natural_geometry: ClassVar[str] = "dot"
     cost: ClassVar[int] = 1
     """Tiles the row map keeps alive in training, to size the tiles by."""
+    not_in_abstain: ClassVar[str | None] = None
+    """Why `abstain` has no meaning around it, or None."""
+    not_in_pointer: ClassVar[str | None] = None
+    """Why `pointer` has no meaning around it, or None."""
 
     @abstractmethod
     def plain(self, scores: Tensor, given: Given) -> Tensor:
@@ -59,12 +92,62 @@ class Selection(Part, ABC):
         """One tile: its weights, and what the next tile has to know."""
         return self.plain(scores, given), None
 
+    @property
+    def picks(self) -> bool:
+        """True when a row keeps one key, so that the output is a gather and no product."""
+        return False
+
     def index(self, scores: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
         """For selections that pick: the key of each row, and where the pick is accepted (None: everywhere)."""
         raise TypeError(f"{self.name} does not pick one key")
 
+    @property
+    def softmax_temperature(self) -> float | Learned | None:
+        """τ where the weights are softmax(s/τ), which the fused kernels compute; None where they are no softmax."""
+        return None
+
+    @property
+    def hides_nan(self) -> bool:
+        """True when finite weights can come of scores that are not, so that q and k are looked at too."""
+        return False
+
+    def reads_row_bias(self, training: bool) -> bool:
+        """True when the row map sees the geometry's own scores, and not only up to a constant along the row."""
+        return self.absolute
+
+    def carry_shape(self, B: int, H: int, K: int) -> tuple[int, ...]:
+        """Of what a selection that carries leaves behind; keys are the last axis."""
+        return B, H, K
+
+    def start_carry(self, B: int, H: int, K: int, like: Tensor) -> Tensor:
+        """The carry before the first row."""
+        return like.new_zeros(self.carry_shape(B, H, K))
+
+    def repeats(self, geometry: Geometry) -> tuple[Geometry, Selection, int] | None:
+        """For a choice that is made more than once, its result the next query: geometry and selection of a step, and how many."""
+        return None
+
+    def unwrap(self) -> tuple[Selection, Refusal | None, bool]:
+        """The row map inside, the refusal around it, and whether the weights themselves are the result."""
+        return self, None, False
+
+    def refuses(self, geometry: Geometry, slotted: bool) -> str | None:
+        """Why this selection has no meaning on a geometry, or with slots beside the keys; or None."""
+        return None
+
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor | None:
         """−max over p of ⟨p, scores⟩ + H(p), the free energy that this selection's weights attain; None: it has none."""
+        return None
+
+    def retrieval_energy(self, lse: Tensor, beta: float, state: Tensor, count: Tensor, largest: Tensor) -> Tensor | None:
+        """For a selection that repeats: the energy of the last query, from the log-sum-exp of its scores at scale β.
+
+        `count` and `largest` are the number of keys that it may meet, and the largest norm among them.
+        """
+        return None
+
+    def jump(self, q: Tensor, k: Tensor, tiles: Iterable[Reach]) -> Jump | None:
+        """The story of each row's choice, for a selection that has one; k has as many heads as q."""
         return None
 
 

@@ -14,16 +14,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..geometry.base import Geometry
 from .base import Given, Selection
 
 
 @dataclass(frozen=True)
 class Energy(Selection):
     name = "energy"
+    both_sides = True
     cost = 2
+    not_in_abstain = not_in_pointer = "energy is a gradient and not a choice"
 
     def plain(self, scores: Tensor, given: Given) -> Tensor:
         return torch.softmax(scores, dim=-1)
+
+    def refuses(self, geometry: Geometry, slotted: bool) -> str | None:
+        return None if geometry.is_dot else f"energy is the gradient of dot's log-sum-exp, not of {geometry.name}'s; use dot"
 
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor:
         return -torch.logsumexp(scores, dim=-1)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..part import Learned
+from ..part import Learned, PerHead
 from .base import Given, Selection, expected, per_head
 
 _MOST_STEPS = 100
@@ -178,8 +178,8 @@ class Entmax(Selection):
             raise self.refuse("alpha", "alpha must be above 1 (1 is softmax, 2 is sparsemax), or learned")
 
     @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("alpha",) if self.alpha == "learned" else ()
+    def per_head(self) -> tuple[PerHead, ...]:
+        return (PerHead("alpha", start=1.5, above=1.0),) if self.alpha == "learned" else ()
 
     def plain(self, scores: Tensor, given: Given) -> Tensor:
         alpha = self._alpha(given)

@@ -13,6 +13,7 @@ published statement does not exist. `coherence` asks for L_c²/(βL²) of at lea
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -21,7 +22,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CombinationError
-from .base import Given, Selection, one_hot
+from ..geometry.base import Geometry
+from .base import Given, Jump, Reach, Selection, one_hot
 
 _NEWTON_STEPS = 32
 """Two are enough for random (L, α); 30 at the cusp α = ½, L = √2."""
@@ -65,23 +67,12 @@ def energy_between(L: Tensor, alpha: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Jump:
-    """From each query to the key it chose; rows that were refused point nowhere (index −1, the rest zero)."""
-
-    index: Tensor
-    distance: Tensor
-    direction: Tensor
-    point: Tensor
-    energy: Tensor
-    coherence: Tensor
-
-
-@dataclass(frozen=True)
 class GD(Selection):
     name = "gd"
     natural_geometry = "euclidean"
     sums_to_one = False
     cost = 3
+    not_in_abstain = "gd refuses by its own coherence"
     alpha: float = 0.5
     beta: float = 1.0
     coherence: float = 0.0
@@ -97,8 +88,17 @@ class GD(Selection):
         self.check_choice("keep", ("nearest", "all"))
 
     @property
-    def picks(self) -> bool:  # type: ignore[override]
+    def picks(self) -> bool:
         return self.keep == "nearest"
+
+    def refuses(self, geometry: Geometry, slotted: bool) -> str | None:
+        if geometry.distance(1) is None:
+            return f"gd measures a distance and {geometry.name} gives none; use euclidean, rbf, cosine or trace(base=none)"
+        return None
+
+    def reads_row_bias(self, training: bool) -> bool:
+        """The nearest key is the nearest without it; how far it is, and what trains, is not known without."""
+        return training or self.coherence > 0 or self.keep == "all"
 
     def plain(self, scores: Tensor, given: Given) -> Tensor:
         return self.rows(scores, given)[0]
@@ -140,12 +140,20 @@ class GD(Selection):
     def accepts(self, squared: Tensor) -> Tensor:
         return squared * self.coherence <= coherent_length(self.alpha) ** 2 * (1 + 1e-6)
 
-    def jump(self, q: Tensor, chosen: Tensor, index: Tensor, squared: Tensor) -> Jump:
-        """The story of one choice: q (…, D), the chosen keys (…, D), their index (−1 where refused) and βL² (…)."""
-        there = index >= 0
+    def jump(self, q: Tensor, k: Tensor, tiles: Iterable[Reach]) -> Jump:
+        index = torch.full(q.shape[:3], -1, device=q.device)
+        squared = torch.zeros(q.shape[:3], dtype=q.dtype, device=q.device)
+        for rows, first, scores, given in tiles:
+            best, accepted = self.index(scores, given)
+            there = torch.ones_like(best, dtype=torch.bool) if accepted is None else accepted
+            there = there if given.empty is None else there & ~given.empty
+            index[:, :, rows] = torch.where(there, best + first, -1)
+            nearest = scores.gather(-1, best.unsqueeze(-1))
+            squared[:, :, rows] = self.squared_length(nearest, given).squeeze(-1)
+        there, tiny = index >= 0, torch.finfo(q.dtype).tiny
+        chosen = k.gather(2, index.clamp_min(0).unsqueeze(-1).expand(-1, -1, -1, k.shape[-1]))
         step = torch.where(there.unsqueeze(-1), chosen - q, 0)
         L = torch.where(there, squared, 0).sqrt()
-        tiny = torch.finfo(q.dtype).tiny
         along = (coherence_point(L, self.alpha) / L.clamp_min(tiny)).unsqueeze(-1)
         return Jump(
             index=index,

@@ -17,12 +17,15 @@ from .base import Given, Selection, one_hot
 @dataclass(frozen=True)
 class Hard(Selection):
     name = "hard"
-    picks = True
     cost = 2
     tie: Literal["left", "right"] = "left"
 
     def __post_init__(self) -> None:
         self.check_choice("tie", ("left", "right"))
+
+    @property
+    def picks(self) -> bool:
+        return True
 
     def plain(self, scores: Tensor, given: Given) -> Tensor:
         largest = scores == scores.amax(-1, keepdim=True)

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..geometry.base import Geometry
 from .base import Given, Selection
+from .softmax import Softmax
 
 
 @dataclass(frozen=True)
 class Hopfield(Selection):
     name = "hopfield"
+    not_in_abstain = not_in_pointer = "hopfield repeats its step; refuse before it or after it"
     beta: float | None = None
     steps: int = 1
 
@@ -30,7 +33,21 @@ class Hopfield(Selection):
         """One update; the operator repeats it with the new state as query."""
         return torch.softmax(scores, dim=-1)
 
+    @property
+    def softmax_temperature(self) -> float:
+        return 1.0
 
-def hopfield_energy(lse: Tensor, beta: float, state: Tensor, count: Tensor, largest: Tensor) -> Tensor:
-    """E(ξ) from the log-sum-exp of βkξ, ξ itself, the number of patterns N and their largest norm M."""
-    return -lse / beta + 0.5 * state.square().sum(-1) + count.log() / beta + 0.5 * largest.square()
+    def repeats(self, geometry: Geometry) -> tuple[Geometry, Selection, int]:
+        scaled = None if self.beta is None else geometry.with_scale(self.beta)
+        return scaled or geometry, Softmax(), self.steps
+
+    def refuses(self, geometry: Geometry, slotted: bool) -> str | None:
+        if self.beta is not None and geometry.with_scale(self.beta) is None:
+            return f"hopfield(beta) takes the place of a scale, and {geometry.name} has none; leave beta out"
+        if self.steps > 1 and not geometry.lowers:
+            return f"hopfield's state moves among the keys, and {geometry.name} has no such space"
+        return None
+
+    def retrieval_energy(self, lse: Tensor, beta: float, state: Tensor, count: Tensor, largest: Tensor) -> Tensor:
+        """E(ξ), with N = `count` and M = `largest`."""
+        return -lse / beta + 0.5 * state.square().sum(-1) + count.log() / beta + 0.5 * largest.square()

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..geometry.base import Geometry
 from .base import Given, Selection
 
 _LOG_ZERO = -1e4
@@ -30,6 +31,7 @@ class Monotonic(Selection):
     absolute = True
     sums_to_one = False
     cost = 16
+    not_in_abstain = "monotonic walks along the keys, and a refusal has no place on the way; its hard mode refuses by itself"
     mode: Literal["expected", "hard"] = "expected"
 
     def __post_init__(self) -> None:
@@ -39,7 +41,7 @@ class Monotonic(Selection):
         """The recurrence as it is written, one pair at a time along both axes."""
         stop = torch.sigmoid(scores)
         rows: list[Tensor] = []
-        before = self._start(scores) if given.carry is None else given.carry
+        before = self._before(scores, given)
         for i in range(scores.shape[-2]):
             row = self._hard_row(scores[..., i, :], before) if self.mode == "hard" else _walk(stop[..., i, :], before)
             rows.append(row)
@@ -49,7 +51,7 @@ class Monotonic(Selection):
     def rows(self, scores: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
         # Sums of many logs lose float32's last digits, and the difference of two of them is what counts.
         dtype, scores = scores.dtype, scores.double()
-        before = self._start(scores) if given.carry is None else given.carry[..., : scores.shape[-1]].double()
+        before = self._before(scores, given)
         stops, goes_on = F.logsigmoid(scores), F.logsigmoid(-scores)
         walked = goes_on.clamp_min(_LOG_ZERO).cumsum(-1)
         walked = F.pad(walked, (1, -1))
@@ -66,11 +68,22 @@ class Monotonic(Selection):
             before = self._keep(before, row, given, i)
         return torch.stack(rows, dim=-2).to(dtype), before.to(dtype)
 
-    def _start(self, scores: Tensor) -> Tensor:
+    @property
+    def hides_nan(self) -> bool:
+        return self.mode == "hard"
+
+    def refuses(self, geometry: Geometry, slotted: bool) -> str | None:
+        return "monotonic walks along the keys in order, and a slot has no place in the order" if slotted else None
+
+    def start_carry(self, B: int, H: int, K: int, like: Tensor) -> Tensor:
         """Before the first row the reader stands at the first key."""
-        start = torch.zeros_like(scores[..., 0, :])
-        start[..., 0] = 1
+        start = super().start_carry(B, H, K, like)
+        start[..., :1] = 1
         return start
+
+    def _before(self, scores: Tensor, given: Given) -> Tensor:
+        B, H, _, K = scores.shape
+        return self.start_carry(B, H, K, scores) if given.carry is None else given.carry[..., :K].to(scores.dtype)
 
     def _keep(self, before: Tensor, row: Tensor, given: Given, i: int) -> Tensor:
         """A row that is not there, or that found nothing in hard mode, leaves the reader where it stood."""

@@ -22,6 +22,10 @@ class Selective(Selection):
     absolute = True
     cost = 4
 
+    def carry_shape(self, B: int, H: int, K: int) -> tuple[int, ...]:
+        """What all heads see is decided by one."""
+        return B, K
+
     def plain(self, scores: Tensor, given: Given) -> Tensor:
         decided = self._decided(scores, given)
         before = decided.cumsum(-2) - decided

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..part import Learned
+from ..part import Learned, PerHead
 from .base import Given, Selection, per_head
 
 
@@ -20,8 +20,12 @@ class Softmax(Selection):
         self.check_positive("temperature")
 
     @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("temperature",) if self.temperature == "learned" else ()
+    def per_head(self) -> tuple[PerHead, ...]:
+        return (PerHead("temperature", start=1.0),) if self.temperature == "learned" else ()
+
+    @property
+    def softmax_temperature(self) -> float | Learned:
+        return self.temperature
 
     def plain(self, scores: Tensor, given: Given) -> Tensor:
         return torch.softmax(self._cooled(scores, given), dim=-1)

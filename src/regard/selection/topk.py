@@ -43,8 +43,8 @@ class TopK(Selection):
         # The last one kept; a row with fewer than k keys allowed keeps all of them.
         last = largest[..., :-1].masked_fill(largest[..., :-1] == float("-inf"), float("inf")).amin(-1, keepdim=True)
         if bool((last == largest[..., -1:]).any()):
-            kept = scores.masked_fill(~keep_leftmost(scores.detach(), self.k), float("-inf"))
-            return torch.softmax(kept, dim=-1), None
+            dropped = ~keep_leftmost(scores.detach(), self.k)
+            return torch.softmax(scores.masked_fill(dropped, float("-inf")), dim=-1), None
         # A comparison and a fill are slow passes; a shift and a threshold are fast ones, and softmax ignores the shift.
         return torch.softmax(F.threshold(scores - last, _BELOW_ZERO, float("-inf")), dim=-1), None
 

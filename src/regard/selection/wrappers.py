@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from .base import Given, Selection
+from .base import Given, Refusal, Selection
 from .softmax import Softmax
 
 
@@ -15,13 +16,17 @@ class Pointer(Selection):
     """Pointer networks (Vinyals et al. 2015): the result is the distribution over keys, (B, H, Q, K); v is not read."""
 
     name = "pointer"
+    not_in_abstain = not_in_pointer = "write pointer(abstain(...))"
     inner: Selection = field(default_factory=Softmax)
 
     def __post_init__(self) -> None:
-        _check_inner(self)
+        _check_inner(self, self.inner, lambda inner: inner.not_in_pointer)
 
     def plain(self, scores: Tensor, given: Given) -> Tensor:
         return self.inner.plain(scores, given)
+
+    def unwrap(self) -> tuple[Selection, Refusal | None, bool]:
+        return *self.inner.unwrap()[:2], True
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,14 @@ class Abstain(Selection):
     """
 
     name = "abstain"
+    not_in_abstain = "abstain is already one; nest it the other way round"
     sums_to_one = False
     inner: Selection = field(default_factory=Softmax)
     null_logit: float | None = None
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        _check_inner(self)
+        _check_inner(self, self.inner, lambda inner: inner.not_in_abstain)
         if (self.null_logit is None) == (self.threshold is None):
             raise self.refuse("inner", "give exactly one of null_logit and threshold")
         for p in ("null_logit", "threshold"):
@@ -52,29 +58,12 @@ class Abstain(Selection):
     def plain(self, scores: Tensor, given: Given) -> Tensor:
         return self.inner.plain(scores, given)
 
-
-_NOT_ROW_MAPS = {
-    "gd": "gd refuses by its own coherence",
-    "monotonic": "monotonic walks along the keys, and a refusal has no place on the way; its hard mode refuses by itself",
-    "hopfield": "hopfield repeats its step; refuse before it or after it",
-    "energy": "energy is a gradient and not a choice",
-    "pointer": "write pointer(abstain(...))",
-    "abstain": "abstain is already one; nest it the other way round",
-}
+    def unwrap(self) -> tuple[Selection, Refusal | None, bool]:
+        return self.inner, Refusal(self.null_logit, self.threshold), False
 
 
-def _check_inner(outer: Selection) -> None:
-    inner: Selection = getattr(outer, "inner")  # noqa: B009
+def _check_inner(outer: Selection, inner: object, why_not: Callable[[Selection], str | None]) -> None:
     if not isinstance(inner, Selection):
         raise outer.refuse("inner", "the first argument is a selection, as in abstain(entmax(1.5), null_logit=0)")
-    if isinstance(outer, Pointer) and inner.name not in ("hopfield", "energy", "pointer"):
-        return
-    if inner.name in _NOT_ROW_MAPS:
-        raise outer.refuse("inner", _NOT_ROW_MAPS[inner.name])
-
-
-def unwrap(selection: Selection) -> tuple[Selection, Abstain | None, bool]:
-    """The row map inside, the refusal around it, and whether the weights themselves are the result."""
-    points = isinstance(selection, Pointer)
-    inner = selection.inner if points else selection
-    return (inner.inner, inner, points) if isinstance(inner, Abstain) else (inner, None, points)
+    if (why := why_not(inner)) is not None:
+        raise outer.refuse("inner", why)

@@ -19,8 +19,6 @@ from torch import nn
 
 from ...attention.spec import Spec, parse
 from ...errors import CombinationError, ShapeError
-from ...position import NoPosition
-from ...selection.wrappers import unwrap
 from ..body import body_of
 from ..read.layer import layer_reads
 from ..state import Identity
@@ -130,14 +128,14 @@ def _known(asked: object, existing: object) -> list[int]:
 
 def _refuse(spec: Spec) -> None:
     """Raise for what cannot stand in a layer that is not ours."""
-    selection, _, points = unwrap(spec.selection)
+    selection = spec.inner
     why = None
-    if not isinstance(spec.position, NoPosition):
+    if not spec.position.absent:
         why = f"the model has turned or moved its heads already, so {spec.position.name} would count positions twice; leave it out"
-    elif points:
+    elif spec.points:
         why = "a pointer gives the choice itself, and the layer's output projection needs values"
-    elif selection.name == "energy":
-        why = "energy moves the tokens themselves and has no way back through this layer's output projection"
+    elif selection.both_sides:
+        why = f"{selection.name} moves the tokens themselves and has no way back through this layer's output projection"
     elif selection.carries:
         why = f"{selection.name} must know what earlier rows left behind, and a cache of transformers does not carry it"
     if why is not None:

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from ...attention.allow import Allow, Padding
 from ...errors import CombinationError, NumericsError, RegardWarning, ShapeError, SpecError
 from ...nn import Attention, AttentionOverride, bound, overrides_in, overrides_of_rows
-from ...position import NoPosition
 from ..base import Model, States
 from ..bert import Bert
 from ..gpt2 import GPT2
@@ -315,8 +314,7 @@ def _paddable(module: nn.Module, overrides: Overrides) -> bool:
     override = overrides.get(module)
     if override is not None and override.padless:
         return False
-    relative = isinstance(module.spec.position, NoPosition) or module.spec.position.name in ("rope", "alibi", "relative")
-    return relative and not module.inner.carries
+    return module.spec.position.shift_invariant and not module.inner.carries
 
 
 __all__ = [

@@ -22,7 +22,6 @@ from ...attention.allow import Allow, Causal, Window
 from ...errors import CombinationError, ShapeError, SpecError
 from ...nn import Attention, Cache
 from ...position import Rope
-from ...selection import Energy
 from ...state import State
 from ..base import Model, States, per_layer
 from ..blocks import Block, FeedForward
@@ -60,8 +59,8 @@ class Layer:
             heads, cache = override.meet(a, q, k, v, cache, rule)
             return self.rest(x, heads), cache
         at = len(cache)
-        turns = cast(Rope, a.spec.position) if a.turns_early else None
-        if turns is not None and turns.layout == "half" and x.shape[0] == batch:
+        turns = a.spec.position if a.turns_early else None
+        if isinstance(turns, Rope) and turns.layout == "half" and x.shape[0] == batch:
             angles = turns.angles(flat.view(batch, -1, D), at, at + 1)
             turns = None if native.turn(flat, *angles, H + G, D) else turns
         qkv = flat.view(batch, -1, H + 2 * G, D).transpose(1, 2)
@@ -94,8 +93,10 @@ class Decoder:
         if weights not in ("float32", "int8"):
             raise SpecError(f"weights={weights!r}: choose 'float32' (the model's own numbers) or 'int8' (a byte each)")
         for i, layer in enumerate(_attentions(model)):
-            if isinstance(layer.inner, Energy):
-                raise CombinationError(f"layer {i} is {layer.spec}: energy moves earlier tokens too and cannot be decoded")
+            if layer.inner.both_sides:
+                raise CombinationError(
+                    f"layer {i} is {layer.spec}: {layer.inner.name} moves earlier tokens too and cannot be decoded"
+                )
         self.model, self.weights = model, weights
         self.known = isinstance(model, Llama | GPT2) and all(map(_is_plain, _linears(model)))
         self.modules = tuple(model.modules())
