@@ -18,8 +18,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from regard.models import LlamaConfig, Model
 from regard.models.bert import BertConfig
 from regard.models.energy import EnergyConfig
+from regard.models.generation_info import GenerationInfo
 from regard.models.gpt2 import GPT2Config
-from regard.models.kept import Kept
 from regard.models.ngpt import NGPTConfig
 from regard.models.recurrent import RecurrentConfig
 from regard.models.routing import RoutingConfig
@@ -106,7 +106,9 @@ def write_tokenizer(folder: Path, inner: Inner) -> None:
 def write_checkpoints(root: Path) -> None:
     """Folders of every family, a GGUF file and llama2.c exports."""
     torch.manual_seed(0)
-    kept = Kept({"bos_token_id": 1, "eos_token_id": [2, 5], "pad_token_id": 0}, {"eos_token_id": [2, 6], "temperature": 0.6})
+    info = GenerationInfo(
+        {"bos_token_id": 1, "eos_token_id": [2, 5], "pad_token_id": 0}, {"eos_token_id": [2, 6], "temperature": 0.6}
+    )
     lines = ("cosine(temperature=learned) | softmax", "dot | entmax(learned)")
     built: dict[str, Model] = {
         "llama": LlamaConfig(**{**vars(SMALL), "attention": lines}).build(),
@@ -120,7 +122,7 @@ def write_checkpoints(root: Path) -> None:
         "routing": RoutingConfig(40, 16, 2, 4, experts=3, clusters=2).build(),
     }
     for i, (name, model) in enumerate(built.items()):
-        model.kept = kept
+        model.generation_info = info
         model.save_pretrained(root / name)
         write_tokenizer(root / name, list(TOKENIZERS.values())[i % len(TOKENIZERS)]())
     _shard(root / "llama", root / "sharded")

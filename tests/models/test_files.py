@@ -21,7 +21,7 @@ from regard import CheckpointError
 from regard.models import GPT2Config, Llama, LlamaConfig
 from regard.models.convert import load, save
 from regard.models.convert.gguf import GGUF
-from regard.models.convert.layout import Place
+from regard.models.convert.layout import TensorPlace
 from regard.nn import Attention
 from regard.position import Rope
 
@@ -296,7 +296,7 @@ def test_a_hostile_llama2c_header_is_refused(header: bytes, says: str, tmp_path:
 
 def test_half_and_interleaved_order_undo_each_other() -> None:
     x = torch.arange(24.0).reshape(12, 2)
-    assert torch.equal(Place("q", heads=3).take(interleaved(x, 3)), x)
+    assert torch.equal(TensorPlace("q", heads=3).take(interleaved(x, 3)), x)
     assert not torch.equal(interleaved(x, 3), x)
 
 

@@ -26,7 +26,7 @@ def test_a_mixture_is_its_definition_and_so_are_its_gradients(chosen: int) -> No
     experts, x = Experts(8, 13, 5, chosen).double(), torch.randn(2, 7, 8, dtype=torch.float64)
     out, route = experts(x)
     torch.testing.assert_close(out, plain(experts, x))
-    assert route.kept.all()
+    assert route.accepted.all()
     weights = list(experts.parameters())
     found = torch.autograd.grad(out.square().sum(), weights, allow_unused=True)
     expected = torch.autograd.grad(plain(experts, x).square().sum(), weights, allow_unused=True)
@@ -52,11 +52,11 @@ def test_in_training_a_full_expert_lets_tokens_pass_and_at_use_it_takes_all() ->
         experts.router.weight.copy_(torch.eye(4) * 50)
         x = torch.eye(4)[:1].expand(1, 8, 4)
         out, route = experts.train()(x)
-        assert route.kept.sum() == 2, "8 tokens over 4 experts leave room for 2 each"
-        assert route.kept[:2].all()
+        assert route.accepted.sum() == 2, "8 tokens over 4 experts leave room for 2 each"
+        assert route.accepted[:2].all()
         assert (out[0, 2:] == 0).all()
         assert (out[0, :2] != 0).any()
-        assert experts.eval()(x)[1].kept.all()
+        assert experts.eval()(x)[1].accepted.all()
 
 
 def test_the_balance_loss_spreads_tokens() -> None:

@@ -13,7 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from regard.cli.train import train as train_verb
-from regard.train import FAMILIES, ConfigError, DataError, TrainError, config, load_run, train
+from regard.models.families import next_token_families
+from regard.train import ConfigError, DataError, TrainError, config, load_run, train
 from regard.train.limits import RANGES, shown
 from regard.train.settings import read
 
@@ -38,7 +39,7 @@ def number_fields(cls: type, prefix: str):
 def all_numbers() -> dict[str, tuple[str, type]]:
     """Each with a family that has it."""
     found = {}
-    for family in FAMILIES:
+    for family in next_token_families():
         c = config({}, [f"model.family={family}"])
         for prefix, part in (("data.", c.data), ("optim.", c.optim), ("train.", c.train), ("model.", c.model)):
             found |= {name: (family, kind) for name, kind in number_fields(type(part), prefix)}

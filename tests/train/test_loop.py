@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.train import FAMILIES, CheckpointError, ConfigError, TrainError, config, load_run, train
+from regard.models.families import next_token_families
+from regard.train import CheckpointError, ConfigError, TrainError, config, load_run, train
 from regard.train import checkpoint as checkpoint_module
 from regard.train.checkpoint import iter_metrics
 from regard.train.distributed import pick_device
@@ -74,7 +75,7 @@ def test_resumed_walks_through_the_same_losses_bit_by_bit(small, tmp_path, stop_
     assert all(torch.equal(a[n], b[n]) for n in a)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", next_token_families())
 def test_every_family_learns_and_is_read_back(small, tmp_path, family):
     found = train(small(f"model.family={family}", "train.steps=20", "optim.lr=1e-2"), tmp_path / "run", quiet=True)
     seen = losses(tmp_path / "run")

@@ -1,9 +1,10 @@
 """Transformers that take any attention spec, layer by layer, and the models they are compared with."""
 
-from .base import Look, Model, Output
+from .base import CausalModel, Look, Model, Output
 from .bert import Bert, BertConfig, mean_pooled
 from .decode.generate import Generated, Sampling, generate, perplexity, stream
 from .energy import EnergyConfig, EnergyTransformer
+from .families import FAMILIES, Family  # with it comes `convert`, which says how models come from files
 from .gpt2 import GPT2, GPT2Config
 from .llama import Llama, LlamaConfig
 from .ngpt import NGPT, NGPTConfig
@@ -12,7 +13,7 @@ from .routing import Routing, RoutingConfig
 from .t5 import T5, T5Config
 
 __all__ = [
-    "GPT2", "NGPT", "T5", "Bert", "BertConfig", "EnergyConfig", "EnergyTransformer", "GPT2Config", "Generated", "Llama",
-    "LlamaConfig", "Look", "Model", "NGPTConfig", "Output", "Recurrent", "RecurrentConfig", "Routing", "RoutingConfig", "Sampling",
-    "T5Config", "generate", "mean_pooled", "perplexity", "stream",
+    "FAMILIES", "GPT2", "NGPT", "T5", "Bert", "BertConfig", "CausalModel", "EnergyConfig", "EnergyTransformer", "Family",
+    "GPT2Config", "Generated", "Llama", "LlamaConfig", "Look", "Model", "NGPTConfig", "Output", "Recurrent", "RecurrentConfig", "Routing", "RoutingConfig",
+    "Sampling", "T5Config", "generate", "mean_pooled", "perplexity", "stream",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What all language models here share: one output, one way to save and load."""
+"""What all language models here share: one output, one way to save and load, one contract to decode by."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..attention.allow import Allow
+from ..attention.allow import Allow, Causal
 from ..attention.inspect import Attended
-from ..errors import ShapeError
+from ..errors import CheckpointError, CombinationError, ShapeError
 from ..nn import Attention, Cache
 from ..state import State
-from .blocks import BlockContext
-from .kept import Kept
+from .blocks import Block, BlockContext
+from .generation_info import GenerationInfo
+from .parameters import assign, owners_of
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,31 @@ States = State | Sequence[State | None] | None
 """One state for all layers, or one each."""
 
 
+@dataclass(frozen=True)
+class Files:
+    """How models come from files and go to them."""
+
+    load: Callable[..., Model]
+    save: Callable[[Model, str | Path], None]
+
+
 class Model(nn.Module, ABC):
-    """A language model that takes any attention spec per layer."""
+    """A language model that takes any attention spec per layer, and says how it is to be used."""
 
     family: ClassVar[str]
+    """The name of its row in `models.families`."""
+    files: ClassVar[Files]
+    """Set by `models.convert`, so that no model knows a file format."""
+    instead: ClassVar[str | None] = None
+    """What it does instead of continuing a text, and what to call for it; None where it predicts the next token."""
+    pad_side: ClassVar[Literal["left", "right"]] = "right"
+    """Where rows of a batch may be filled up; on the left only where no layer but attention meets other tokens."""
+    has_place_table: ClassVar[bool] = False
+    """True where places are looked up in a table of `context` rows: no text is longer, and padded rows give `positions`."""
     config: Any
-    kept: Kept = Kept()
+    context: int | None = None
+    """Tokens that it was trained on at most; None where nothing says so."""
+    generation_info: GenerationInfo = GenerationInfo()
     """What came with its checkpoint and goes out with it: eos, bos and pad ids, generation_config.json."""
 
     @abstractmethod
@@ -71,26 +93,89 @@ class Model(nn.Module, ABC):
     @classmethod
     def from_pretrained(cls, source: str | Path, **changes: Any) -> Self:
         """A checkpoint: a Hugging Face folder or name, a `.gguf` file, a llama2.c `.bin`. `changes` go into the config."""
-        from .convert import load
-
-        model = load(source, **changes)
+        model = cls.files.load(source, **changes)
         if not isinstance(model, cls):
             raise TypeError(f"{source} holds a {type(model).__name__}, not a {cls.__name__}")
         return model
 
-    def with_attention(self, attention: str | tuple[str, ...]) -> Self:
-        """The same weights, shared and not copied, under other attention; tensors that it trains start at their defaults."""
-        from .convert.layout import shared
-
-        model = shared(self, replace(self.config, attention=attention))
-        assert isinstance(model, type(self))
-        return model
-
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `config.json`, `model.safetensors` and, where it came with one, `generation_config.json`, as Hugging Face does."""
-        from .convert import save
+        self.files.save(self, folder)
 
-        save(self, folder)
+    def with_attention(self, attention: str | tuple[str, ...]) -> Self:
+        """The same weights, shared and not copied, under other attention; tensors that it trains start at their defaults."""
+        config, own = replace(self.config, attention=attention), dict(self.named_parameters())
+        with torch.device("meta"):
+            made: Self = config.build()
+        if not all(n in own for n, _ in made.named_parameters()):
+            made = config.build()
+        made.generation_info = self.generation_info
+        owners = owners_of(made)
+        for name, parameter in list(made.named_parameters()):
+            if name in own:
+                if own[name].shape != parameter.shape:
+                    wants = tuple(parameter.shape)
+                    raise CheckpointError(f"{name} is {tuple(own[name].shape)}; {attention!r} asks for {wants}")
+                assign(owners, parameter, own[name])
+        return made.train(self.training)
+
+
+class CausalModel(Model):
+    """A model that reads from left to right: `start`, blocks under a `rule`, a last norm, `readout`.
+
+    A family of this kind makes the four modules and overrides what differs; whole texts, cached steps, laid out products
+    and identities all go through these methods.
+    """
+
+    embed: nn.Embedding
+    blocks: nn.ModuleList
+    norm: nn.Module
+    head: nn.Module
+    pad_side = "left"
+    start_dropout: float = 0.0
+    """Of what `start` gives, in training."""
+
+    def start(self, tokens: Int[Tensor, "B N"], at: int = 0, positions: Tensor | None = None) -> Float[Tensor, "B N M"]:
+        """What goes into the first block, of tokens that stand at `at`, `at + 1`, … or at `positions`."""
+        if positions is not None:
+            raise CombinationError(f"a {type(self).__name__} has no table of places, so positions= says nothing to it")
+        return self.embed(tokens)
+
+    def rule(self) -> Allow:
+        """Who may meet, before a call adds its own."""
+        return Causal()
+
+    def readout(self, last: Float[Tensor, "... M"], head: Callable[[Tensor], Tensor] | None = None) -> Float[Tensor, "... V"]:
+        """Logits from what the last norm left; `head` multiplies in place of the model's own."""
+        return (head or self.head)(last)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B N"],
+        *,
+        allow: Allow | None = None,
+        caches: Sequence[Cache] | None = None,
+        states: States = None,
+        look: Look | None = None,
+        positions: Tensor | None = None,
+    ) -> Output:
+        """`positions` (B, N) or (N) places the tokens where places are absolute; left-padded batches need it there."""
+        x = self.start(tokens, len(caches[0]) if caches else 0, positions)
+        x = F.dropout(x, self.start_dropout, self.training)
+        way = walk(self.blocks, x, narrowed(self.rule(), allow), caches, states, look)
+        last = self.norm(way.x)
+        return way.output(self.readout(last), last)
+
+    def plain_blocks(self) -> list[Block] | None:
+        """Its blocks where all of them are plain, else None: products of plain ones may be laid out anew, and an identity may
+        read what their q, k and v project."""
+        plain = [b for b in self.blocks if isinstance(b, Block) and b.is_plain]
+        return plain if len(plain) == len(self.blocks) else None
+
+
+def narrowed(rule: Allow, allow: Allow | None) -> Allow:
+    """A model's rule and what a call adds to it."""
+    return rule if allow is None else rule & allow
 
 
 def per_layer(states: States, depth: int) -> list[State | None]:

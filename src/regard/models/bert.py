@@ -55,10 +55,13 @@ class BertOutput(Output):
 
 class Bert(Model):
     family = "bert"
+    instead = "reads a text from both sides and continues none; model(tokens) gives its guesses"
+    has_place_table = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = c = config
+        self.context = c.context
         specs = layer_specs(c.attention, c.depth, NoPosition())
         self.embed = nn.Embedding(c.vocabulary, c.width)
         self.place = nn.Embedding(c.context, c.width)

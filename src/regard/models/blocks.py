@@ -74,28 +74,36 @@ class Block(nn.Module):
         self.norm_1, self.norm_2 = norms
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, seat: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
-        x, cache, seen = self.attend(x, seat)
+    @property
+    def is_plain(self) -> bool:
+        """True where a call is norm, q, k and v, their meeting, out, norm and feed-forward layer, and nothing beside."""
+        as_written = type(self).forward is Block.forward and self.order == "pre"
+        return (
+            as_written and type(self.attention) is Attention and type(self.ffn) is FeedForward and self.attention.v is not None
+        )
+
+    def forward(self, x: Tensor, context: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
+        x, cache, seen = self.attend(x, context)
         if self.order == "pre":
             return x + self.dropout(self.ffn(self.norm_2(x))), cache, seen
         x = self.norm_1(x)
         return self.norm_2(x + self.dropout(self.ffn(x))), cache, seen
 
-    def attend(self, x: Tensor, seat: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
+    def attend(self, x: Tensor, context: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
         """The first half: x and what attention adds to it."""
-        a, cache, seen = attended(self.attention, self.norm_1(x) if self.order == "pre" else x, seat)
+        a, cache, seen = attended(self.attention, self.norm_1(x) if self.order == "pre" else x, context)
         return x + self.dropout(a), cache, seen
 
 
-def attended(attention: Attention, x: Tensor, seat: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
-    """One attention layer as its seat asks: whole, after a cache, or inspected."""
-    if seat.cache is not None:
-        out, cache = attention.step(x, seat.cache, allow=seat.allow, state=seat.state)
+def attended(attention: Attention, x: Tensor, context: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
+    """One attention layer as its context asks: whole, after a cache, or inspected."""
+    if context.cache is not None:
+        out, cache = attention.step(x, context.cache, allow=context.allow, state=context.state)
         return out, cache, None
-    if seat.inspect:
-        seen = attention.inspect(x, allow=seat.allow, state=seat.state)
+    if context.inspect:
+        seen = attention.inspect(x, allow=context.allow, state=context.state)
         return attention.joined(seen.output), None, seen
-    return attention(x, allow=seat.allow, state=seat.state), None, None
+    return attention(x, allow=context.allow, state=context.state), None, None
 
 
 def layer_specs(attention: str | Spec | Sequence[str | Spec], depth: int, position: Position) -> list[Spec]:
@@ -107,7 +115,7 @@ def layer_specs(attention: str | Spec | Sequence[str | Spec], depth: int, positi
     return [Spec(s.geometry, s.selection, position) if isinstance(s.position, NoPosition) else s for s in specs]
 
 
-def scale_residuals(blocks: Sequence[Block], std: float = 0.02) -> None:
+def scale_residuals(blocks: nn.ModuleList, std: float = 0.02) -> None:
     """GPT-2's start: normal weights, those that write to the residual smaller by √(2 · depth)."""
     shrink = (2 * len(blocks)) ** -0.5
     for block in blocks:

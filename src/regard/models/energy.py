@@ -27,7 +27,7 @@ from ..nn import Attention, Cache
 from ..position import NoPosition
 from ..selection import Energy
 from ..state import State
-from .base import Look, Model, Output, States, per_layer
+from .base import Look, Model, Output, States, narrowed, per_layer
 from .blocks import layer_specs
 
 
@@ -59,10 +59,13 @@ class EnergyOutput(Output):
 
 class EnergyTransformer(Model):
     family = "energy"
+    instead = "moves earlier tokens too and continues no text; model(tokens) gives its guesses"
+    has_place_table = True
 
     def __init__(self, config: EnergyConfig) -> None:
         super().__init__()
         self.config = c = config
+        self.context = c.context
         self.embed = nn.Embedding(c.vocabulary, c.width)
         self.place = nn.Embedding(c.context, c.width)
         self.blocks = nn.ModuleList(EnergyBlock(c, spec) for spec in layer_specs(c.attention, c.depth, NoPosition()))
@@ -86,7 +89,7 @@ class EnergyTransformer(Model):
         if tokens.shape[1] > self.config.context:
             raise ShapeError(f"{tokens.shape[1]} tokens are past this model's context of {self.config.context}")
         look = look or Look()
-        rule = ~Window(1) if allow is None else ~Window(1) & allow
+        rule = narrowed(~Window(1), allow)
         x = self.embed(tokens) + self.place.weight[: tokens.shape[1]]
         hidden, seen, energies = [x], list[Attended](), list[Tensor]()
         for block, state in zip(self.blocks, per_layer(states, len(self.blocks)), strict=True):

@@ -23,7 +23,7 @@ class Route:
     """Where one layer sent its tokens, N = B · length of them."""
 
     chosen: Int[Tensor, "N k"]
-    kept: Bool[Tensor, "N k"]
+    accepted: Bool[Tensor, "N k"]
     """False where an expert was full and the token passed it by."""
     balance: Float[Tensor, ""]
     load: Float[Tensor, " E"]
@@ -47,17 +47,17 @@ class Experts(nn.Module):
         weight, chosen = probability.topk(self.chosen, dim=-1)
         if self.chosen > 1:
             weight = weight / weight.sum(-1, keepdim=True)
-        kept = self._kept(chosen)
+        accepted = self._accepted(chosen)
         out = torch.zeros_like(flat)
         for i, expert in enumerate(self.experts):
-            token, rank = torch.where((chosen == i) & kept)
+            token, rank = torch.where((chosen == i) & accepted)
             if token.numel():
                 out = out.index_add(0, token, expert(flat[token]) * weight[token, rank].unsqueeze(-1))
         load = F.one_hot(chosen, len(self.experts)).to(x.dtype).mean((0, 1))
         balance = len(self.experts) * (load * probability.mean(0)).sum()
-        return out.view_as(x), Route(chosen, kept, balance, load)
+        return out.view_as(x), Route(chosen, accepted, balance, load)
 
-    def _kept(self, chosen: Tensor) -> Tensor:
+    def _accepted(self, chosen: Tensor) -> Tensor:
         """First come, first served up to the capacity. Only in training: at use a token's answer is its own alone."""
         if self.capacity is None or not self.training:
             return torch.ones_like(chosen, dtype=torch.bool)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from ..attention.allow import Allow, Causal
 from ..errors import ShapeError
-from ..nn import Attention, Cache
+from ..nn import Attention
 from ..position import NoPosition
-from .base import Look, Model, Output, States, walk
+from .base import CausalModel
 from .blocks import Activation, Block, FeedForward, layer_specs, scale_residuals
 
 
@@ -37,16 +34,17 @@ class GPT2Config:
         return GPT2(self)
 
 
-class GPT2(Model):
+class GPT2(CausalModel):
     family = "gpt2"
+    has_place_table = True
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = c = config
+        self.context, self.start_dropout = c.context, c.dropout
         specs = layer_specs(c.attention, c.depth, NoPosition())
         self.embed = nn.Embedding(c.vocabulary, c.width)
         self.place = nn.Embedding(c.context, c.width)
-        self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(
             Block(
                 Attention(c.width, c.heads, spec, bias=c.bias),
@@ -58,31 +56,15 @@ class GPT2(Model):
         )
         self.norm = nn.LayerNorm(c.width, eps=c.eps, bias=c.bias)
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
-        scale_residuals(cast(Sequence[Block], self.blocks))
+        scale_residuals(self.blocks)
         for table in (self.embed, self.place):
             nn.init.normal_(table.weight, std=0.02)
         if c.tied:
             self.head.weight = self.embed.weight
 
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        allow: Allow | None = None,
-        caches: Sequence[Cache] | None = None,
-        states: States = None,
-        look: Look | None = None,
-        positions: Tensor | None = None,
-    ) -> Output:
-        """`positions` (B, N) or (N) places the tokens; left-padded batches need it, since a place is absolute here."""
-        c = self.config
-        if positions is None:
-            start = 0 if not caches else len(caches[0])
-            positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        if positions.numel() and int(positions.max()) >= c.context:
-            raise ShapeError(f"position {int(positions.max())} is past this model's context of {c.context} tokens")
-        rule = Causal() if allow is None else Causal() & allow
-        x = self.dropout(self.embed(tokens) + self.place(positions))
-        way = walk(self.blocks, x, rule, caches, states, look)
-        last = self.norm(way.x)
-        return way.output(self.head(last), last)
+    def start(self, tokens: Tensor, at: int = 0, positions: Tensor | None = None) -> Tensor:
+        stop = at + tokens.shape[1] if positions is None else int(positions.max()) + 1 if positions.numel() else 0
+        if stop > self.config.context:
+            raise ShapeError(f"{stop:,} tokens are past this model's context of {self.config.context:,} tokens")
+        positions = torch.arange(at, stop, device=tokens.device) if positions is None else positions
+        return self.embed(tokens) + self.place(positions)

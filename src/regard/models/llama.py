@@ -5,16 +5,15 @@ SmolLM2, TinyLlama, Mistral-like and llama2.c checkpoints are all this model wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..attention.allow import Allow, Causal, Window
-from ..nn import Attention, Cache
+from ..nn import Attention
 from ..position import Rope
-from .base import Look, Model, Output, States, walk
+from .base import CausalModel
 from .blocks import Block, FeedForward, layer_specs, scale_residuals
 
 
@@ -41,12 +40,13 @@ class LlamaConfig:
         return Llama(self)
 
 
-class Llama(Model):
+class Llama(CausalModel):
     family = "llama"
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = c = config
+        self.context = c.context
         specs = layer_specs(c.attention, c.depth, c.rope)
         self.embed = nn.Embedding(c.vocabulary, c.width)
         self.blocks = nn.ModuleList(
@@ -59,24 +59,11 @@ class Llama(Model):
         )
         self.norm = nn.RMSNorm(c.width, eps=c.eps)
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
-        scale_residuals(cast(Sequence[Block], self.blocks))
+        scale_residuals(self.blocks)
         nn.init.normal_(self.embed.weight, std=0.02)
         if c.tied:
             self.head.weight = self.embed.weight
 
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        allow: Allow | None = None,
-        caches: Sequence[Cache] | None = None,
-        states: States = None,
-        look: Look | None = None,
-    ) -> Output:
-        c = self.config
-        rule: Allow = Causal() if c.window is None else Causal() & Window(c.window)
-        rule = rule if allow is None else rule & allow
-        x = self.embed(tokens)
-        way = walk(self.blocks, x, rule, caches, states, look)
-        last = self.norm(way.x)
-        return way.output(self.head(last), last)
+    def rule(self) -> Allow:
+        window = self.config.window
+        return Causal() if window is None else Causal() & Window(window)

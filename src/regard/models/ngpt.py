@@ -10,20 +10,19 @@ a free one would stretch a pair before it turns, and scores would depend on abso
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention.allow import Allow, Causal
 from ..attention.inspect import Attended
 from ..attention.spec import Spec
 from ..geometry import Dot
 from ..nn import Attention, Cache
 from ..position import Rope
-from .base import Look, Model, Output, States, walk
+from .base import CausalModel
 from .blocks import BlockContext, attended, layer_specs
 
 
@@ -45,14 +44,16 @@ class NGPTConfig:
         return NGPT(self)
 
 
-class NGPT(Model):
+class NGPT(CausalModel):
     family = "ngpt"
 
     def __init__(self, config: NGPTConfig) -> None:
         super().__init__()
         self.config = c = config
+        self.context = c.context
         self.embed = nn.Embedding(c.vocabulary, c.width)
         self.blocks = nn.ModuleList(SphereBlock(c, spec) for spec in layer_specs(c.attention, c.depth, c.rope))
+        self.norm = nn.Identity()
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
         self.s_z = Gain(c.vocabulary, 1.0, c.width**-0.5)
         for name, p in self.named_parameters():
@@ -60,18 +61,11 @@ class NGPT(Model):
                 nn.init.normal_(p, std=c.width**-0.5)
         self.normalize_()
 
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        allow: Allow | None = None,
-        caches: Sequence[Cache] | None = None,
-        states: States = None,
-        look: Look | None = None,
-    ) -> Output:
-        rule = Causal() if allow is None else Causal() & allow
-        way = walk(self.blocks, unit(self.embed(tokens)), rule, caches, states, look)
-        return way.output(self.s_z(self.head(way.x)), way.x)
+    def start(self, tokens: Tensor, at: int = 0, positions: Tensor | None = None) -> Tensor:
+        return unit(super().start(tokens, at, positions))
+
+    def readout(self, last: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        return self.s_z(super().readout(last, head))
 
     @torch.no_grad()
     def normalize_(self) -> None:
@@ -91,8 +85,8 @@ class SphereBlock(nn.Module):
         self.alpha_attention = Gain(c.width, c.alpha, c.width**-0.5)
         self.alpha_ffn = Gain(c.width, c.alpha, c.width**-0.5)
 
-    def forward(self, h: Tensor, seat: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
-        a, cache, seen = attended(self.attention, h, seat)
+    def forward(self, h: Tensor, context: BlockContext) -> tuple[Tensor, Cache | None, Attended | None]:
+        a, cache, seen = attended(self.attention, h, context)
         h = toward(h, a, self.alpha_attention())
         return toward(h, self.ffn(h), self.alpha_ffn()), cache, seen
 

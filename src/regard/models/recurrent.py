@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..attention.allow import Allow, Causal
 from ..errors import ShapeError, SpecError
 from ..nn import Attention, Cache
-from .base import Look, Model, Output, States, per_layer
+from .base import Look, Model, Output, States, narrowed, per_layer
 from .blocks import BlockContext, attended
 
 Kind = Literal["lstm", "gru", "cnn"]
@@ -85,8 +85,7 @@ class Recurrent(Model):
             hidden.append(x)
             grown += [] if caches is None else [replace(caches[i], carry=carry)]
         if self.attention is not None:
-            rule = Causal() if allow is None else Causal() & allow
-            state = per_layer(states, 1)[0]
+            rule, state = narrowed(Causal(), allow), per_layer(states, 1)[0]
             a, cache, seen = attended(
                 self.attention, x, BlockContext(rule, state, None if caches is None else caches[-1], look.attention)
             )

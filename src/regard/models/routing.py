@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..attention.allow import Allow, Causal
+from ..attention.allow import Allow
 from ..attention.inspect import Attended
 from ..attention.spec import Spec
 from ..nn import Attention, Cache
 from ..position import Rope
-from .base import Look, Model, Output, States, walk
+from .base import CausalModel, Look, Output, States, narrowed, walk
 from .blocks import Activation, Block, BlockContext, FeedForward, layer_specs
 from .clusters import ClusteredAttention
 from .experts import Experts, Route
@@ -67,7 +67,7 @@ class RoutingOutput(Output):
     """Where each layer sent its tokens; empty for a model with one expert."""
 
 
-class Routing(Model):
+class Routing(CausalModel):
     family = "routing"
 
     def __init__(self, config: RoutingConfig) -> None:
@@ -89,14 +89,14 @@ class Routing(Model):
         caches: Sequence[Cache] | None = None,
         states: States = None,
         look: Look | None = None,
+        positions: Tensor | None = None,
     ) -> RoutingOutput:
         """Add `0.01 * out.balance` to the loss, or a few experts will learn everything."""
         routes: list[Route] = []
-        rule = Causal() if allow is None else Causal() & allow
         steps = [partial(block, routes=routes) for block in self.blocks]
-        way = walk(steps, self.embed(tokens), rule, caches, states, look)
+        way = walk(steps, self.start(tokens, positions=positions), narrowed(self.rule(), allow), caches, states, look)
         last = self.norm(way.x)
-        out = way.output(self.head(last), last)
+        out = way.output(self.readout(last), last)
         balance = torch.stack([r.balance for r in routes]).mean() if routes else None
         return RoutingOutput(out.logits, out.caches, out.hidden, out.attended, balance, tuple(routes))
 
@@ -117,11 +117,11 @@ class RoutedBlock(Block):
         super().__init__(attention, ffn, (nn.RMSNorm(c.width, eps=c.eps), nn.RMSNorm(c.width, eps=c.eps)))
 
     def forward(
-        self, x: Tensor, seat: BlockContext, routes: list[Route] | None = None
+        self, x: Tensor, context: BlockContext, routes: list[Route] | None = None
     ) -> tuple[Tensor, Cache | None, Attended | None]:
         if not isinstance(self.ffn, Experts):
-            return super().forward(x, seat)
-        x, cache, seen = self.attend(x, seat)
+            return super().forward(x, context)
+        x, cache, seen = self.attend(x, context)
         y, route = self.ffn(self.norm_2(x))
         if routes is not None:
             routes.append(route)

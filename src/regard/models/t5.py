@@ -20,7 +20,7 @@ from ..attention.spec import Spec
 from ..errors import ShapeError
 from ..nn import Attention, Cache
 from ..position import NoPosition, Relative
-from .base import Look, Model, Output, States, walk
+from .base import Look, Model, Output, States, narrowed, walk
 from .blocks import Activation, Block, BlockContext, FeedForward, attended, layer_specs
 
 
@@ -65,7 +65,7 @@ class T5Output(Output):
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceText:
     """The read text as a decoder layer sees it: encoded, or as keys and values already."""
 
     x: Tensor | None
@@ -76,6 +76,7 @@ class Source:
 
 class T5(Model):
     family = "t5"
+    instead = "reads one text and writes another: model.respond(source) writes its answer"
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
@@ -117,11 +118,10 @@ class T5(Model):
         looks = look is not None and look.attention
         x = None if source is None else self.encode(source, source_allow)
         steps = [
-            partial(block, source=Source(x, cache, source_allow or All(), seen if looks else None))
+            partial(block, source=SourceText(x, cache, source_allow or All(), seen if looks else None))
             for block, cache in zip(self.decoder.blocks, crossed, strict=True)
         ]
-        rule = Causal() if allow is None else Causal() & allow
-        way = walk(steps, self.embed(tokens), rule, own, states, look)
+        way = walk(steps, self.embed(tokens), narrowed(Causal(), allow), own, states, look)
         last = self.decoder.norm(way.x)
         logits = self.head(last * self.config.width**-0.5 if self.config.scaled else last)
         out = way.output(logits, last)
@@ -191,8 +191,8 @@ class DecoderBlock(nn.Module):
         self.norm_cross = nn.RMSNorm(c.width, eps=c.eps)
         self.dropout = nn.Dropout(c.dropout)
 
-    def forward(self, x: Tensor, seat: BlockContext, source: Source) -> tuple[Tensor, Cache | None, Attended | None]:
-        a, cache, seen = attended(self.attention, self.norm_1(x), seat)
+    def forward(self, x: Tensor, context: BlockContext, source: SourceText) -> tuple[Tensor, Cache | None, Attended | None]:
+        a, cache, seen = attended(self.attention, self.norm_1(x), context)
         x = x + self.dropout(a)
         x = x + self.dropout(self.cross.look(self.norm_cross(x), source))
         return x + self.dropout(self.ffn(self.norm_2(x))), cache, seen
@@ -205,7 +205,7 @@ class Cross(Attention):
         _, k, v = self._project(x[:, :0], x)
         return Cache(k, k if v is None else v)
 
-    def look(self, x: Tensor, source: Source) -> Tensor:
+    def look(self, x: Tensor, source: SourceText) -> Tensor:
         made = self.read(source.x) if source.cache is None and source.x is not None else source.cache
         assert made is not None
         q = self._project(x, x[:, :0])[0]

@@ -17,7 +17,7 @@ from ..files import read_plain, reading, write_text
 from .chat import LONGEST, render
 from .continuation import continued
 from .convert.fields import Fields, read_json
-from .kept import as_ids
+from .generation_info import as_ids
 from .sentencepiece import BOS, EOS, Pieces, read_tokenizer_bin, write_tokenizer_bin
 
 JSON_BYTES = 256 << 20

@@ -3,10 +3,10 @@
 from .checkpoint import CheckpointError, Progress, load_run
 from .corpus import DataError
 from .loop import Result, TrainError, train
-from .settings import FAMILIES, Config, ConfigError, DataConfig, OptimConfig, TrainConfig, config
+from .settings import Config, ConfigError, DataConfig, OptimConfig, TrainConfig, config
 from .tokenizer import Tokenizer, TokenizerError
 
 __all__ = [
-    "FAMILIES", "CheckpointError", "Config", "ConfigError", "DataConfig", "DataError", "OptimConfig", "Progress", "Result",
+    "CheckpointError", "Config", "ConfigError", "DataConfig", "DataError", "OptimConfig", "Progress", "Result",
     "Tokenizer", "TokenizerError", "TrainConfig", "TrainError", "config", "load_run", "train",
 ]  # fmt: skip

@@ -6,7 +6,6 @@ Nothing is guessed: an unknown key suggests the nearest one, and a value of anot
 from __future__ import annotations
 
 import difflib
-import importlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Literal, Union, cast
 
 from ..errors import CheckpointError
 from ..files import read_plain, reading
+from ..models.families import next_token_families
 from .limits import ConfigError, RangeError, check_range, check_ranges, shown
 
 LARGEST = 1 << 20
@@ -79,28 +79,6 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class Family:
-    """Where a family's config stands, and a size that trains in minutes."""
-
-    config: str
-    small: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    follows: Mapping[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
-    """Settings that, when not given, are a multiple of another one, so that changing that one is enough."""
-
-
-_SMALL = {"width": 128, "depth": 4, "heads": 4}
-_GATED = {"hidden": ("width", 3)}
-FAMILIES: dict[str, Family] = {
-    "gpt2": Family("regard.models.gpt2:GPT2Config", _SMALL),
-    "llama": Family("regard.models.llama:LlamaConfig", _SMALL, {**_GATED, "key_heads": ("heads", 1)}),
-    "ngpt": Family("regard.models.ngpt:NGPTConfig", {**_SMALL, "alpha": 0.25}, _GATED),
-    "routing": Family("regard.models.routing:RoutingConfig", {**_SMALL, "experts": 4}, {"hidden": ("width", 2)}),
-    "recurrent": Family("regard.models.recurrent:RecurrentConfig", {"width": 192, "depth": 2}),
-}
-"""The families that predict the next token."""
-
-
-@dataclass(frozen=True)
 class Config:
     model: Any
     """The family's own config, with `vocabulary` and `context` filled in from the data when the run begins, unless given."""
@@ -142,17 +120,12 @@ _SECTIONS: dict[str, type] = {"data": DataConfig, "optim": OptimConfig, "train":
 
 def model_config(family: Any, given: Mapping[str, Any]) -> Any:
     """The config of a family: small, unless given otherwise."""
-    if not isinstance(family, str) or family not in FAMILIES:
+    families = next_token_families()
+    if not isinstance(family, str) or family not in families:
         raise ConfigError(
-            f"model.family={shown(family)} is not one of {', '.join(FAMILIES)}{_nearest(str(family), list(FAMILIES))}"
+            f"model.family={shown(family)} is not one of {', '.join(families)}{_nearest(str(family), list(families))}"
         )
-    kind = FAMILIES[family]
-    module, name = kind.config.split(":")
-    values = {**kind.small, **given}
-    for setting, (other, times) in kind.follows.items():
-        if setting not in given and isinstance(values[other], int):
-            values[setting] = values[other] * times
-    return _build(getattr(importlib.import_module(module), name), values, "model.")
+    return _build(families[family].config, families[family].settings(given), "model.")
 
 
 def read(path: str | Path) -> dict[str, Any]:

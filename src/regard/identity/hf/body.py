@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import CombinationError
-from ...models.convert.families import FAMILIES
+from ...models.families import FAMILIES
 from ..read.body import Body, Heads, fingerprint
 from ..read.layer import LayerRead
 from ..state import Base
@@ -58,7 +58,7 @@ class HubBody(Body):
         weights = [embed.weight, *(value_weight(layer, self.layout) for layer in self.layers)]
         kind, name = str(config.model_type), str(getattr(hub.config, "_name_or_path", "") or "")
         # By the family's name, so that our own model of the same weights has the same base.
-        family = next((own for own, f in FAMILIES.items() if kind in f.model_types), kind)
+        family = next((own for own, f in FAMILIES.items() if f.converter and kind in f.converter.model_types), kind)
         self.base = Base(fingerprint(weights), len(calls), G, D, family=family, name=name)
 
     def _probed(self, caught: dict[tuple[nn.Module, str], Tensor]) -> tuple[list[InterfaceCall], Any, list[Tensor]]:

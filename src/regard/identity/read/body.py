@@ -18,13 +18,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ...attention.allow import Causal, Window
 from ...errors import CombinationError, RegardWarning, ShapeError
 from ...geometry import Dot
-from ...models.base import Model, walk
-from ...models.gpt2 import GPT2
-from ...models.llama import Llama
-from ...nn import Attention, overridden
+from ...models.base import CausalModel, Model, walk
+from ...nn import overridden
 from ..state import Base
 from .layer import LayerRead, _turns  # pyright: ignore[reportPrivateUsage]
 
@@ -98,11 +95,15 @@ class Body(ABC):
 
 class OwnBody(Body):
     def __init__(self, model: Model) -> None:
-        self.model = model
-        self.layers = [m for m in model.modules() if isinstance(m, Attention)]
-        if not self.layers or not isinstance(model, Llama | GPT2):
-            raise CombinationError(f"a {type(model).__name__} is no decoder that an identity can live in: use LLaMA or GPT-2")
-        self.context, self.has_places = getattr(model.config, "context", None), isinstance(model, GPT2)
+        blocks = model.plain_blocks() if isinstance(model, CausalModel) else None
+        if not isinstance(model, CausalModel) or not blocks:
+            raise CombinationError(
+                f"a {type(model).__name__} is no decoder that an identity can live in: its blocks have to be plain ones, as "
+                "LLaMA's and GPT-2's are"
+            )
+        self.model = self.causal = model
+        self.layers = [block.attention for block in blocks]
+        self.context, self.has_places = model.context, model.has_place_table
         for layer in self.layers:
             _turns(layer)
         first = self.layers[0]
@@ -117,17 +118,12 @@ class OwnBody(Body):
         )
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        model = cast(Llama | GPT2, self.model)
-        window = getattr(model.config, "window", None)
+        model = self.causal
         self.expect_room(tokens.shape[1])
-        x = model.embed(tokens)
-        if isinstance(model, GPT2):
-            x = x + model.place(torch.arange(tokens.shape[1], device=tokens.device))
-        rule = Causal() if window is None else Causal() & Window(window)
-        return model.norm(walk(model.blocks, x, rule, None, None, None).x)
+        return model.norm(walk(model.blocks, model.start(tokens), model.rule(), None, None, None).x)
 
     def head(self, hidden: Tensor) -> Tensor:
-        return cast(Llama | GPT2, self.model).head(hidden)
+        return self.causal.readout(hidden)
 
     def watched(self, tokens: Tensor) -> tuple[Tensor, list[Heads]]:
         seen: dict[str, list[Tensor]] = {"q": [], "k": [], "v": []}

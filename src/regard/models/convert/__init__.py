@@ -17,7 +17,7 @@ import torch
 
 from ...errors import CheckpointError, RegardError
 from ...files import reading, require_plain
-from ..base import Model
+from ..base import Files, Model
 
 
 def load(source: str | Path, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
@@ -65,5 +65,7 @@ def _need(module: str) -> None:
     if find_spec(module) is None:
         raise CheckpointError(f"checkpoints need {module}: pip install 'regard[models]'")
 
+
+Model.files = Files(load, save)
 
 __all__ = ["load", "save"]

@@ -6,20 +6,20 @@ from collections.abc import Collection
 from typing import Any
 
 from ...errors import CheckpointError
-from ..bert import Bert, BertConfig
-from .family import Family
+from ..bert import BertConfig
+from .converter import Converter
 from .fields import DEEPEST, Fields
-from .layout import Layout, Place
+from .layout import TensorLayout, TensorPlace
 
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu"}
 
 
-def layout(config: BertConfig) -> Layout:
+def layout(config: BertConfig) -> TensorLayout:
     layer, head = "bert.encoder.layer.{}.", "cls.predictions."
     spare = [r"embeddings\.position_ids$", r"^cls\.seq_relationship\.", r"^cls\.predictions\.(decoder\.)?bias$"]
     # A head of its own uses the decoder's bias; the other one stays in the file, unused.
     biases = [f"{head}bias", f"{head}decoder.bias"][:: 1 if config.tied else -1]
-    return Layout(
+    return TensorLayout(
         {
             "embed": "bert.embeddings.word_embeddings",
             "place": "bert.embeddings.position_embeddings",
@@ -37,7 +37,7 @@ def layout(config: BertConfig) -> Layout:
             "guess.mix": f"{head}transform.dense",
             "guess.norm": f"{head}transform.LayerNorm",
             "guess.head.weight": f"{head}decoder.weight",
-            "guess.head.bias": Place(biases[0], also=(biases[1],)),
+            "guess.head.bias": TensorPlace(biases[0], also=(biases[1],)),
         },
         prefix="bert.",
         spare=(*spare, *([r"^cls\.predictions\.decoder\.weight$"] if config.tied else [])),
@@ -86,4 +86,4 @@ def write(config: BertConfig) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(Bert, ("bert",), read, write, layout)
+CONVERTER = Converter(("bert",), read, write, layout)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ...errors import CheckpointError
 from ...files import read_plain
-from ..kept import ID_FIELDS, Kept
+from ..generation_info import ID_FIELDS, GenerationInfo
 
 LARGEST = 1 << 30
 """No width or vocabulary is beyond this; a larger number is damage, and products of two stay below 2⁶³."""
@@ -109,15 +109,15 @@ def read_json(path: Path, limit: int = JSON_BYTES) -> Fields:
     return Fields(value, path.name)
 
 
-def read_kept(c: Fields, generation: Path) -> Kept:
+def read_generation_info(c: Fields, generation: Path) -> GenerationInfo:
     """The token ids of config.json, and generation_config.json where it is there."""
     ids = {key: c.ids(key) for key in ID_FIELDS if key in c.values}
     if not generation.exists():
-        return Kept(ids)
+        return GenerationInfo(ids)
     g = read_json(generation)
     for key in ID_FIELDS:
         g.ids(key)
-    return Kept(ids, g.values)
+    return GenerationInfo(ids, g.values)
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:

@@ -23,10 +23,10 @@ from ...errors import CheckpointError
 from ...files import require_plain
 from ...position import Rope
 from ..base import Model
-from ..kept import Kept, as_ids
+from ..generation_info import GenerationInfo, as_ids
 from ..llama import LlamaConfig
 from .fields import DEEPEST, Fields, changed
-from .layout import Layout, Place, assemble
+from .layout import TensorLayout, TensorPlace, assemble
 
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
@@ -167,11 +167,11 @@ def load_gguf(path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Mod
     config, permuted = read_config(file)
     where = layout(config, permuted)
     model = assemble(changed(config, changes), where, file, dtype)
-    model.kept = _kept(file)
+    model.generation_info = _generation_info(file)
     return model
 
 
-def _kept(file: GGUF) -> Kept:
+def _generation_info(file: GGUF) -> GenerationInfo:
     """The ids that the file gives its tokens' roles; one that ends a turn ends a text too."""
     c = Fields({k.removeprefix(TOKENIZER): v for k, v in file.metadata.items() if k.startswith(TOKENIZER)}, file.origin)
     bos, eos, eot, pad = (c.ids(f"{name}_token_id") for name in ("bos", "eos", "eot", "padding"))
@@ -179,7 +179,7 @@ def _kept(file: GGUF) -> Kept:
     ids: dict[str, int | list[int] | None] = {"bos_token_id": bos, "pad_token_id": pad}
     if ends:
         ids["eos_token_id"] = ends if len(ends) > 1 else ends[0]
-    return Kept({name: i for name, i in ids.items() if i is not None})
+    return GenerationInfo({name: i for name, i in ids.items() if i is not None})
 
 
 def read_config(file: GGUF) -> tuple[LlamaConfig, bool]:
@@ -216,13 +216,13 @@ def read_config(file: GGUF) -> tuple[LlamaConfig, bool]:
     return config, PERMUTED[kind]
 
 
-def layout(config: LlamaConfig, permuted: bool) -> Layout:
+def layout(config: LlamaConfig, permuted: bool) -> TensorLayout:
     block = "blk.{}."
-    return Layout(
+    return TensorLayout(
         {
             "embed": "token_embd",
-            "blocks.{}.attention.q": Place(f"{block}attn_q", heads=config.heads if permuted else 0),
-            "blocks.{}.attention.k": Place(f"{block}attn_k", heads=config.key_heads if permuted else 0),
+            "blocks.{}.attention.q": TensorPlace(f"{block}attn_q", heads=config.heads if permuted else 0),
+            "blocks.{}.attention.k": TensorPlace(f"{block}attn_k", heads=config.key_heads if permuted else 0),
             "blocks.{}.attention.v": f"{block}attn_v",
             "blocks.{}.attention.out": f"{block}attn_output",
             **{f"blocks.{{}}.ffn.{x}": f"{block}ffn_{x}" for x in ("gate", "up", "down")},

@@ -6,19 +6,19 @@ from collections.abc import Collection
 from typing import Any
 
 from ...errors import CheckpointError
-from ..gpt2 import GPT2, GPT2Config
-from .family import Family
+from ..gpt2 import GPT2Config
+from .converter import Converter
 from .fields import DEEPEST, Fields
-from .layout import Layout, Place
+from .layout import TensorLayout, TensorPlace
 
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 
 
-def layout(config: GPT2Config) -> Layout:
-    def conv(name: str, i: int = 0, n: int = 1) -> Place:
-        return Place(f"transformer.h.{{}}.{name}", transposed=True, part=(i, n))
+def layout(config: GPT2Config) -> TensorLayout:
+    def conv(name: str, i: int = 0, n: int = 1) -> TensorPlace:
+        return TensorPlace(f"transformer.h.{{}}.{name}", transposed=True, part=(i, n))
 
-    return Layout(
+    return TensorLayout(
         {
             "embed": "transformer.wte",
             "place": "transformer.wpe",
@@ -83,4 +83,4 @@ def write(config: GPT2Config) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(GPT2, ("gpt2",), read, write, layout)
+CONVERTER = Converter(("gpt2",), read, write, layout)

@@ -20,10 +20,10 @@ from torch import Tensor
 from ...errors import CheckpointError
 from ...files import replacing, require_plain, write_text
 from ..base import Model
+from ..families import FAMILIES
 from . import native
-from .families import FAMILIES
-from .fields import INDEX_BYTES, Fields, changed, read_json, read_kept
-from .layout import Layout, assemble, own_names, spread
+from .fields import INDEX_BYTES, Fields, changed, read_generation_info, read_json
+from .layout import TensorLayout, assemble, own_names, spread
 
 VERSION = 1
 WEIGHTS, INDEX, OWN = "model.safetensors", "model.safetensors.index.json", "regard.safetensors"
@@ -62,7 +62,7 @@ def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, Any]) ->
     own = c.part("regard") or Fields({}, c.origin)
     if own.size("version", VERSION) > VERSION:
         raise own.refuse("version", f"this regard reads {VERSION}; install a newer one")
-    kept = read_kept(c, folder / GENERATION)
+    info = read_generation_info(c, folder / GENERATION)
     with ExitStack() as stack:
         stored = Tensors(_shards(folder), stack, folder.name)
         config, layout_of = _read_config(c, own, stored.shapes)
@@ -75,7 +75,7 @@ def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, Any]) ->
             for name in own_here:
                 if trained.shapes.get(name) == tuple(model.get_parameter(name).shape):
                     model.get_parameter(name).data.copy_(trained.read(name))
-    model.kept = kept
+    model.generation_info = info
     return model.to(dtype)
 
 
@@ -89,12 +89,14 @@ def _attention(own: Fields) -> dict[str, str | list[str]]:
     return {"attention": given}
 
 
-def _read_config(c: Fields, own: Fields, names: Collection[str]) -> tuple[Any, Callable[[Any], Layout]]:
-    if isinstance(own.values.get("family"), str) and own.values["family"] in native.CONFIGS:
-        return native.read(own), native.layout
-    kinds = {kind: family for family in FAMILIES.values() for kind in family.model_types}
-    family = kinds[c.word("model_type", tuple(kinds))]
-    return family.read(c, names), family.layout
+def _read_config(c: Fields, own: Fields, names: Collection[str]) -> tuple[Any, Callable[[Any], TensorLayout]]:
+    name = own.values.get("family")
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is not None and family.converter is None:
+        return native.read(own, family.config), native.layout
+    converters = {kind: f.converter for f in FAMILIES.values() if f.converter for kind in f.converter.model_types}
+    converter = converters[c.word("model_type", tuple(converters))]
+    return converter.read(c, names), converter.layout
 
 
 def _shards(folder: Path) -> Mapping[str, Path] | Path:
@@ -117,9 +119,9 @@ def _shards(folder: Path) -> Mapping[str, Path] | Path:
 def save_folder(model: Model, folder: Path) -> None:
     c = model.config
     own: dict[str, Any] = {"version": VERSION, "family": model.family}
-    if model.family in FAMILIES:
-        family = FAMILIES[model.family]
-        whole, layout = dict(family.write(c)), family.layout(c)
+    converter = FAMILIES[model.family].converter if model.family in FAMILIES else None
+    if converter is not None:
+        whole, layout = dict(converter.write(c)), converter.layout(c)
         own["attention"] = c.attention
     else:
         whole, layout = {"model_type": f"regard-{model.family}"}, native.layout(c)
@@ -127,16 +129,16 @@ def save_folder(model: Model, folder: Path) -> None:
     tensors = spread(model, layout)
     dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors.values()}
     # What the checkpoint said of its tokens goes over what a family writes by default.
-    whole |= {**model.kept.ids, "dtype": dtypes.pop() if len(dtypes) == 1 else "float32", "regard": own}
+    whole |= {**model.generation_info.ids, "dtype": dtypes.pop() if len(dtypes) == 1 else "float32", "regard": own}
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as draft:
         save_file(tensors, draft, metadata={"format": "pt"})
-    kept = {n: model.get_parameter(n).detach().clone() for n in own_names(model, layout)}
-    if kept:
+    trained = {n: model.get_parameter(n).detach().clone() for n in own_names(model, layout)}
+    if trained:
         with replacing(folder / OWN) as draft:
-            save_file(kept, draft, metadata={"format": "pt"})
-    if model.kept.generation is not None:
-        write_text(folder / GENERATION, json.dumps(model.kept.generation, indent=2) + "\n")
+            save_file(trained, draft, metadata={"format": "pt"})
+    if model.generation_info.config is not None:
+        write_text(folder / GENERATION, json.dumps(model.generation_info.config, indent=2) + "\n")
     # The configuration comes last: a folder that has one has everything.
     write_text(folder / "config.json", json.dumps(whole, indent=2) + "\n")
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...errors import CheckpointError
 from ..base import Model
+from ..parameters import assign, owners_of
 
 SHOWN = 5
 """How many names an error lists before it only counts."""
@@ -27,7 +28,7 @@ OWN_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """One tensor of a file, and how ours lies in it."""
 
     name: str
@@ -57,14 +58,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Layout:
-    table: Mapping[str, Place | str]
+class TensorLayout:
+    table: Mapping[str, TensorPlace | str]
     prefix: str = ""
     """What a model with a head puts before the names of its body; a file without it is read too."""
     spare: tuple[str, ...] = ()
     """Patterns of tensors that files carry and nobody needs: masks, position numbers, copies of a tied weight."""
 
-    def place(self, ours: str) -> Place | None:
+    def place(self, ours: str) -> TensorPlace | None:
         found = re.search(r"\.(\d+)\.", ours)
         layer = "" if found is None else found.group(1)
         general = ours if found is None else ours.replace(f".{layer}.", ".{}.", 1)
@@ -72,7 +73,7 @@ class Layout:
         for key, tail in ((ours, ""), (general, ""), (module, f".{leaf}")):
             row = self.table.get(key)
             if row is not None:
-                place = Place(row) if isinstance(row, str) else row
+                place = TensorPlace(row) if isinstance(row, str) else row
                 return replace(
                     place,
                     name=place.name.replace("{}", layer) + tail,
@@ -94,7 +95,7 @@ class Stored(Protocol):
 
 
 @dataclass(frozen=True)
-class Memory:
+class TensorsInMemory:
     """Tensors that are in memory already."""
 
     tensors: Mapping[str, Tensor]
@@ -108,7 +109,7 @@ class Memory:
         return self.tensors[name]
 
 
-def assemble(config: Any, layout: Layout, stored: Stored, dtype: torch.dtype) -> Model:
+def assemble(config: Any, layout: TensorLayout, stored: Stored, dtype: torch.dtype) -> Model:
     """The model of a config with the numbers of a file. Nothing that takes memory is made before the file has been seen to
     hold every tensor of it."""
     parts, held = getattr(config, "parts", config.depth), len(stored.shapes)
@@ -132,24 +133,24 @@ def assemble(config: Any, layout: Layout, stored: Stored, dtype: torch.dtype) ->
         if size > max(room, OWN_ELEMENTS):
             raise CheckpointError(f"{stored.origin}: its attention trains {size:,} numbers, and the file holds {room:,} in all")
         model = config.build()
-    owners = _owners(model)
+    owners = owners_of(model)
     for ours, place in places.items():
         value = place.take(stored.read(place.name))
         if not value.is_floating_point():
             raise CheckpointError(f"{stored.origin}: {place.name} holds {value.dtype}; weights are floating point")
-        _assign(owners, model.get_parameter(ours), value.to(dtype).contiguous())
+        assign(owners, model.get_parameter(ours), value.to(dtype).contiguous())
     return model
 
 
-def own_names(model: nn.Module, layout: Layout) -> list[str]:
+def own_names(model: nn.Module, layout: TensorLayout) -> list[str]:
     """Parameters that an attention spec asked for and a foreign layout has no place for."""
     return [n for n, _ in model.named_parameters() if ".trained." in n and layout.place(n) is None]
 
 
-def _places(model: Model, layout: Layout, stored: Stored) -> dict[str, Place]:
+def _places(model: Model, layout: TensorLayout, stored: Stored) -> dict[str, TensorPlace]:
     """Where each parameter stands in the file; one that is missing, too much or of another shape is an error."""
     bare = not any(n.startswith(layout.prefix) for n in stored.shapes)
-    places: dict[str, Place] = {}
+    places: dict[str, TensorPlace] = {}
     missing, wrong, used = list[str](), list[str](), set[str]()
     for ours, parameter in model.named_parameters():
         place = layout.place(ours)
@@ -177,25 +178,9 @@ def _places(model: Model, layout: Layout, stored: Stored) -> dict[str, Place]:
     return places
 
 
-def shared(model: Model, config: Any) -> Model:
-    """A model of another config over this one's parameters; those it has alone start as they are built."""
-    own = dict(model.named_parameters())
-    with torch.device("meta"):
-        bare: Model = config.build()
-    made: Model = bare if all(n in own for n, _ in bare.named_parameters()) else config.build()
-    made.kept = model.kept
-    owners = _owners(made)
-    for name, parameter in list(made.named_parameters()):
-        if name in own:
-            if own[name].shape != parameter.shape:
-                raise CheckpointError(f"{name} is {tuple(own[name].shape)}; the other config asks for {tuple(parameter.shape)}")
-            _assign(owners, parameter, own[name])
-    return made.train(model.training)
-
-
-def spread(model: Model, layout: Layout) -> dict[str, Tensor]:
+def spread(model: Model, layout: TensorLayout) -> dict[str, Tensor]:
     """The parameters under their foreign names; tied ones once."""
-    pieces: dict[str, list[tuple[int, Tensor, Place]]] = {}
+    pieces: dict[str, list[tuple[int, Tensor, TensorPlace]]] = {}
     for ours, parameter in model.named_parameters():
         place = layout.place(ours)
         if place is not None:
@@ -206,19 +191,3 @@ def spread(model: Model, layout: Layout) -> dict[str, Tensor]:
     return {
         name: found[0][2].give([x for _, x, _ in sorted(found, key=lambda f: f[0])]).clone() for name, found in pieces.items()
     }
-
-
-def _owners(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """The modules that hold each parameter, by its identity: a tied one has several."""
-    owners: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for key, parameter in module.named_parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append((module, key))
-    return owners
-
-
-def _assign(owners: Mapping[int, list[tuple[nn.Module, str]]], old: nn.Parameter, value: Tensor) -> None:
-    """Put a tensor in place of a parameter, wherever that parameter is shared."""
-    new = value if isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=old.requires_grad)
-    for module, key in owners[id(old)]:
-        setattr(module, key, new)

@@ -6,23 +6,23 @@ from collections.abc import Collection
 from typing import Any, Literal
 
 from ...errors import CheckpointError
-from ..llama import Llama, LlamaConfig
-from .family import Family
+from ..llama import LlamaConfig
+from .converter import Converter
 from .fields import DEEPEST, Fields
-from .layout import Layout, Place
+from .layout import TensorLayout, TensorPlace
 from .rope import read_rope, write_rope
 
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
 
-def layout(config: LlamaConfig, interleaved: bool = False) -> Layout:
+def layout(config: LlamaConfig, interleaved: bool = False) -> TensorLayout:
     """`interleaved` for exports that pair neighbouring dimensions, as LLaMA's first release did."""
     q, k = "model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.k_proj"
-    return Layout(
+    return TensorLayout(
         {
             "embed": "model.embed_tokens",
-            "blocks.{}.attention.q": Place(q, heads=config.heads if interleaved else 0),
-            "blocks.{}.attention.k": Place(k, heads=config.key_heads if interleaved else 0),
+            "blocks.{}.attention.q": TensorPlace(q, heads=config.heads if interleaved else 0),
+            "blocks.{}.attention.k": TensorPlace(k, heads=config.key_heads if interleaved else 0),
             "blocks.{}.attention.v": "model.layers.{}.self_attn.v_proj",
             "blocks.{}.attention.out": "model.layers.{}.self_attn.o_proj",
             "blocks.{}.ffn.gate": "model.layers.{}.mlp.gate_proj",
@@ -115,4 +115,4 @@ def _window(c: Fields, kind: str, depth: int) -> int | None:
     return c.size("sliding_window") if kinds[0] == "sliding_attention" else None
 
 
-FAMILY = Family(Llama, tuple(CLASSES), read, write, layout)
+CONVERTER = Converter(tuple(CLASSES), read, write, layout)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 from ..base import Model
-from ..kept import Kept
+from ..generation_info import GenerationInfo
 from ..llama import LlamaConfig
 from ..sentencepiece import BOS, EOS
 from .fields import DEEPEST, Fields, changed
-from .layout import Memory, assemble
+from .layout import TensorsInMemory, assemble
 from .llama import layout
 
 MAGIC = b"24ka"
@@ -77,9 +77,9 @@ def load_bin(path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Mode
         elif name in ALONE:
             tensors[ALONE[name]] = whole
     where = layout(c, interleaved=True)
-    model = assemble(changed(c, changes), where, Memory(tensors, path.name), dtype)
+    model = assemble(changed(c, changes), where, TensorsInMemory(tensors, path.name), dtype)
     if c.vocabulary > max(BOS, EOS):
-        model.kept = Kept({"bos_token_id": BOS, "eos_token_id": [EOS, BOS]})
+        model.generation_info = GenerationInfo({"bos_token_id": BOS, "eos_token_id": [EOS, BOS]})
     return model
 
 

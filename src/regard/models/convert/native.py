@@ -8,29 +8,18 @@ from typing import Any
 
 from ...attention.spec import parse
 from ...position import Position
-from ..energy import EnergyConfig
-from ..ngpt import NGPTConfig
-from ..recurrent import RecurrentConfig
-from ..routing import RoutingConfig
 from .fields import DEEPEST, LARGEST, Fields
-from .layout import Layout, Place
-
-CONFIGS: dict[str, type[Any]] = {
-    "ngpt": NGPTConfig,
-    "energy": EnergyConfig,
-    "recurrent": RecurrentConfig,
-    "routing": RoutingConfig,
-}
+from .layout import TensorLayout, TensorPlace
 
 COUNTS = {"depth": DEEPEST, "experts": 1 << 16, "chosen": 1 << 16, "steps": 1 << 16}
 """How far the fields go that say how often something is built or done."""
 
 
-class _Same(Mapping[str, Place]):
+class _Same(Mapping[str, TensorPlace]):
     """Every name to itself."""
 
-    def __getitem__(self, key: str) -> Place:
-        return Place(key)
+    def __getitem__(self, key: str) -> TensorPlace:
+        return TensorPlace(key)
 
     def __iter__(self) -> Any:
         return iter(())
@@ -38,12 +27,12 @@ class _Same(Mapping[str, Place]):
     def __len__(self) -> int:
         return 0
 
-    def get(self, key: str, default: Any = None) -> Place:
-        return Place(key)
+    def get(self, key: str, default: Any = None) -> TensorPlace:
+        return TensorPlace(key)
 
 
-def layout(config: Any) -> Layout:
-    return Layout(_Same())
+def layout(config: Any) -> TensorLayout:
+    return TensorLayout(_Same())
 
 
 def write(config: Any) -> dict[str, Any]:
@@ -51,9 +40,8 @@ def write(config: Any) -> dict[str, Any]:
     return {n: str(v) if isinstance(v, Position) else v for n, v in values.items()}
 
 
-def read(own: Fields) -> Any:
-    """The config of the family that the file names; positions are written as specs."""
-    cls = CONFIGS[own.word("family", tuple(CONFIGS))]
+def read(own: Fields, cls: type[Any]) -> Any:
+    """The config of a family from its own fields; positions are written as specs."""
     values = own.part("config")
     if values is None:
         raise own.refuse("config", "a family of regard's own keeps its fields there")

@@ -6,20 +6,20 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ...errors import CheckpointError
-from ..t5 import T5, T5Config
-from .family import Family
+from ..t5 import T5Config
+from .converter import Converter
 from .fields import DEEPEST, Fields
-from .layout import Layout, Place
+from .layout import TensorLayout, TensorPlace
 
 FORMS = {"relu": "relu", "gated-gelu": "geglu_tanh"}
 
 
-def layout(config: T5Config) -> Layout:
+def layout(config: T5Config) -> TensorLayout:
     copies = [r"^(encoder|decoder)\.embed_tokens\.weight$", *([r"^lm_head\.weight$"] if config.tied else [])]
     # Where every layer was given another position, the file's table has nothing to fill.
-    return Layout(
+    return TensorLayout(
         {
-            "embed": Place("shared", also=("encoder.embed_tokens", "decoder.embed_tokens")),
+            "embed": TensorPlace("shared", also=("encoder.embed_tokens", "decoder.embed_tokens")),
             **_stack(config, "encoder", 1),
             **_stack(config, "decoder", 2),
             **{
@@ -36,7 +36,7 @@ def layout(config: T5Config) -> Layout:
 QKVO = (("q", "q"), ("k", "k"), ("v", "v"), ("out", "o"))
 
 
-def _stack(config: T5Config, side: str, last: int) -> Mapping[str, Place | str]:
+def _stack(config: T5Config, side: str, last: int) -> Mapping[str, TensorPlace | str]:
     ours, theirs = f"{side}.blocks.{{}}.", f"{side}.block.{{}}.layer."
     gated = config.activation == "geglu_tanh"
     dense = {"gate": "wi_0", "up": "wi_1", "down": "wo"} if gated else {"up": "wi", "down": "wo"}
@@ -103,4 +103,4 @@ def write(config: T5Config) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(T5, ("t5",), read, write, layout)
+CONVERTER = Converter(("t5",), read, write, layout)

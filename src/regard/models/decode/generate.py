@@ -27,9 +27,6 @@ from ...attention.allow import Allow, Padding
 from ...errors import CombinationError, NumericsError, RegardWarning, ShapeError, SpecError
 from ...nn import Attention, AttentionOverride, bound, overrides_in, overrides_of_rows
 from ..base import Model, States
-from ..bert import Bert
-from ..gpt2 import GPT2
-from ..t5 import T5
 from .cache import static_caches
 from .prepare import Decoder, Weights, prepare
 from .sampling import Drawer, Sampling
@@ -160,22 +157,21 @@ class _Call:
 
 def expect_decoder(model: object) -> None:
     """Raise for what does not write one token after another, by its name and with what to call instead."""
-    if isinstance(model, T5):
-        raise CombinationError("a T5 reads one text and writes another: model.respond(source) writes its answer")
-    if isinstance(model, Bert):
-        raise CombinationError("a Bert reads a text from both sides and continues none; model(tokens) gives its guesses")
-    if not isinstance(model, Model):
+    if isinstance(model, Model):
+        if model.instead is not None:
+            raise CombinationError(f"a {type(model).__name__} {model.instead}")
+    else:
         more = "; a model of transformers has its own model.generate(...)" if hasattr(model, "generate") else ""
         raise CombinationError(f"a {type(model).__name__} is no model of regard, so there is nothing to decode{more}")
 
 
 def _expect_room(model: Model, longest: int, more: int) -> None:
     """A word before minutes of work where a text outgrows the context."""
-    context = getattr(model.config, "context", None)
+    context = model.context
     # The last token that is written does not go through the model again.
     if context is None or longest + more - 1 <= context:
         return
-    if isinstance(model, GPT2):
+    if model.has_place_table:
         room = context - longest + 1
         said = f"{longest:,} tokens and {more:,} more are past this model's context of {context:,} tokens"
         raise ShapeError(f"{said}: {f'write at most {room:,}, max_tokens={room}' if room > 0 else 'shorten the prompt'}")
@@ -226,7 +222,7 @@ def _run(
         positions: Tensor | None = None
         if padded:
             allow = Padding((stop - pads).clamp_min(0), side="left")
-            if isinstance(decoder.model, GPT2):
+            if decoder.model.has_place_table:
                 positions = (torch.arange(start, stop, device=device) - pads.unsqueeze(-1)).clamp_min(0)
         with bound(overrides):
             logits, caches = decoder(chunk, caches, allow=allow, states=states, positions=positions)
@@ -299,12 +295,10 @@ def _rows(prompt: Prompt, tokenizer: Speaks | None, model: Model) -> list[list[i
 
 def _groups(model: Model, prompts: list[list[int]], overrides: Overrides) -> list[list[int]]:
     """Rows that may run together: all of them, or those of one length where padding would move a token."""
-    if (not isinstance(model, GPT2) and getattr(model, "family", "") != "llama") or not all(
-        _paddable(m, overrides) for m in model.modules()
-    ):
-        lengths = sorted({len(p) for p in prompts})
-        return [[i for i, p in enumerate(prompts) if len(p) == n] for n in lengths]
-    return [list(range(len(prompts)))]
+    if model.pad_side == "left" and all(_paddable(m, overrides) for m in model.modules()):
+        return [list(range(len(prompts)))]
+    lengths = sorted({len(p) for p in prompts})
+    return [[i for i, p in enumerate(prompts) if len(p) == n] for n in lengths]
 
 
 def _paddable(module: nn.Module, overrides: Overrides) -> bool:

@@ -4,8 +4,9 @@
     logits, caches = decoder(tokens, caches)
 
 `prepare` is what sees that weights have changed: a decoder that is kept by hand goes on with what it copied (int8) or reads the
-model's own memory (float32 where C multiplies). q, k and v are one product, and so are gate and up. Attention is still `Attention.meet`: any spec decodes this way. A family
-whose blocks are not known here runs through its own forward.
+model's own memory (float32 where C multiplies). q, k and v are one product, and so are gate and up. Attention is still
+`Attention.meet`: any spec decodes this way. A model whose blocks are not plain (`CausalModel.plain_blocks`) runs through its own
+forward.
 """
 
 from __future__ import annotations
@@ -18,15 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...attention.allow import Allow, Causal, Window
-from ...errors import CombinationError, ShapeError, SpecError
+from ...attention.allow import Allow
+from ...errors import CombinationError, SpecError
 from ...nn import Attention, Cache
 from ...position import Rope
 from ...state import State
-from ..base import Model, States, per_layer
+from ..base import CausalModel, Model, States, narrowed, per_layer
 from ..blocks import Block, FeedForward
-from ..gpt2 import GPT2
-from ..llama import Llama
 from . import native
 from .matvec import Float, Int8, Product
 
@@ -92,47 +91,40 @@ class Decoder:
     def __init__(self, model: Model, weights: Weights = "float32") -> None:
         if weights not in ("float32", "int8"):
             raise SpecError(f"weights={weights!r}: choose 'float32' (the model's own numbers) or 'int8' (a byte each)")
-        for i, layer in enumerate(_attentions(model)):
+        attentions = [m for m in model.modules() if isinstance(m, Attention)]
+        for i, layer in enumerate(attentions):
             if layer.inner.both_sides:
                 raise CombinationError(
                     f"layer {i} is {layer.spec}: {layer.inner.name} moves earlier tokens too and cannot be decoded"
                 )
         self.model, self.weights = model, weights
-        self.known = isinstance(model, Llama | GPT2) and all(map(_is_plain, _linears(model)))
         self.modules = tuple(model.modules())
         self.depth = model.cache_count
-        self.products: list[Float | Int8] = []
-        if not self.known:
-            if weights != "float32":
-                strange = [type(x).__name__ for x in _linears(model) if not _is_plain(x)]
-                what = f" with a {strange[0]} in it" if isinstance(model, Llama | GPT2) and strange else ""
-                raise CombinationError(
-                    f"a {type(model).__name__}{what} decodes through its own forward, which has no {weights} weights"
-                )
-            return
-        known = cast(Llama | GPT2, model)
-        layout = Int8 if weights == "int8" else Float
-        self.layers = [_layer(cast(Block, b), layout) for b in known.blocks]
-        self.head = layout([known.head])
-        self.products = [self.head]
-        for x in self.layers:
-            self.products += cast(list[Float | Int8], [x.qkv, x.out, x.into, x.down])
+        self.stack: Stack | None = None
+        strange: list[nn.Module] = []
+        if isinstance(model, CausalModel) and (blocks := model.plain_blocks()) is not None:
+            strange = [x for x in (model.head, *(x for b in blocks for x in _linears(b))) if not _is_plain(x)]
+            if not strange:
+                self.stack = Stack(model, blocks, Int8 if weights == "int8" else Float)
+        if self.stack is None and weights != "float32":
+            what = f" with a {type(strange[0]).__name__} in it" if strange else ""
+            raise CombinationError(
+                f"a {type(model).__name__}{what} decodes through its own forward, which has no {weights} weights"
+            )
 
     def stale(self) -> bool:
         """True where the model's parts or weights are no longer those that this was made of."""
         modules = tuple(self.model.modules())
         if len(modules) != len(self.modules) or any(a is not b for a, b in zip(modules, self.modules, strict=True)):
             return True
-        return any(p.stale() for p in self.products)
+        return self.stack is not None and any(p.stale() for p in self.stack.products)
 
     @property
     def nbytes(self) -> int:
         """Bytes of weights that one step reads."""
-        return (
-            sum(p.nbytes for p in self.products)
-            if self.known
-            else sum(p.numel() * p.element_size() for p in self.model.parameters())
-        )
+        if self.stack is not None:
+            return sum(p.nbytes for p in self.stack.products)
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     @torch.inference_mode()
     def __call__(
@@ -146,29 +138,41 @@ class Decoder:
         every: bool = False,
     ) -> tuple[Tensor, tuple[Cache, ...]]:
         """Logits (B, V) of the last token, or (B, N, V) of every one."""
-        if not self.known:
-            places = {"positions": positions} if isinstance(self.model, GPT2) else {}
-            found = self.model(tokens, allow=allow, caches=caches, states=states, **places)
-            return found.logits if every else found.logits[:, -1], found.caches
-        B, N = tokens.shape
-        model = cast(Llama | GPT2, self.model)
-        window = getattr(model.config, "window", None)
-        rule: Allow = Causal() if window is None else Causal() & Window(window)
-        rule = rule if allow is None else rule & allow
-        x = F.embedding(tokens, model.embed.weight)
-        if isinstance(model, GPT2):
-            start = len(caches[0])
-            if positions is None and start + N > model.config.context:
-                raise ShapeError(f"{start + N:,} tokens are past this model's context of {model.config.context:,} tokens")
-            x = x + model.place(torch.arange(start, start + N, device=tokens.device) if positions is None else positions)
-        x = x.reshape(B * N, -1)
+        if self.stack is not None:
+            return self.stack(tokens, caches, allow, per_layer(states, self.depth), positions, every)
+        places = {} if positions is None else {"positions": positions}
+        out = self.model(tokens, allow=allow, caches=caches, states=states, **places)
+        return out.logits if every else out.logits[:, -1], out.caches
+
+
+class Stack:
+    """A model's plain blocks with their products laid out; where it starts, its rule and its readout are the model's own."""
+
+    def __init__(self, model: CausalModel, blocks: Sequence[Block], layout: type[Float] | type[Int8]) -> None:
+        self.model = model
+        self.layers = [_layer(block, layout) for block in blocks]
+        self.head = layout([cast(nn.Linear, model.head)])
+        self.products: list[Product] = [self.head, *(p for x in self.layers for p in (x.qkv, x.out, x.into, x.down))]
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        caches: Sequence[Cache],
+        allow: Allow | None,
+        states: Sequence[State | None],
+        positions: Tensor | None,
+        every: bool,
+    ) -> tuple[Tensor, tuple[Cache, ...]]:
+        (B, N), model = tokens.shape, self.model
+        rule = narrowed(model.rule(), allow)
+        x = model.start(tokens, len(caches[0]), positions).reshape(B * N, -1)
         grown: list[Cache] = []
-        for layer, cache, state in zip(self.layers, caches, per_layer(states, self.depth), strict=True):
+        for layer, cache, state in zip(self.layers, caches, states, strict=True):
             x, cache = layer(x, B, cache, rule, state)
             grown.append(cache)
         if not every:
             x = x.view(B, N, -1)[:, -1]
-        logits = self.head(_normed(model.norm, x))
+        logits = model.readout(_normed(model.norm, x), self.head)
         return logits.view(B, N, -1) if every else logits, tuple(grown)
 
 
@@ -177,61 +181,47 @@ def prepare(model: Model, weights: Weights = "float32", *, fresh: bool = False) 
 
     What was copied from the weights is compared with them, every byte, on each call; `fresh=True` makes it anew unasked.
     """
-    kept: _Kept | None = model.__dict__.get(_KEPT)
-    if kept is None:
-        # Kept with the model itself, so that both go together.
-        kept = _Kept()
-        object.__setattr__(model, _KEPT, kept)
-    decoder = kept.decoders.get(weights)
+    decoders: _Decoders | None = model.__dict__.get(_DECODERS)
+    if decoders is None:
+        # With the model itself, so that both go together.
+        decoders = _Decoders()
+        object.__setattr__(model, _DECODERS, decoders)
+    decoder = decoders.get(weights)
     if decoder is None or fresh or decoder.model is not model or decoder.stale():
-        decoder = kept.decoders[weights] = Decoder(model, weights)
+        decoder = decoders[weights] = Decoder(model, weights)
     return decoder
 
 
-_KEPT = "_regard_decoders"
+_DECODERS = "_regard_decoders"
 
 
-class _Kept:
+class _Decoders(dict[str, Decoder]):
     """A model's decoders; a copy of the model, or what is read back from its file, has none yet."""
 
-    def __init__(self) -> None:
-        self.decoders: dict[str, Decoder] = {}
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Decoders:
+        return _Decoders()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
-        return _Kept()
-
-    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
-        return _Kept, ()
+    def __reduce__(self) -> tuple[type[_Decoders], tuple[()]]:
+        return _Decoders, ()
 
 
 def _layer(block: Block, layout: type[Float] | type[Int8]) -> Layer:
-    a, ffn = block.attention, cast(FeedForward, block.ffn)
-    assert a.v is not None
-    assert a.out is not None
-    into = [ffn.up] if ffn.gate is None else [ffn.gate, ffn.up]
+    q, k, v, out, *into, down = cast(list[nn.Linear], _linears(block))
+    norms = block.norm_1, block.norm_2
     return Layer(
-        a, (block.norm_1, block.norm_2), layout([a.q, a.k, a.v]), layout([a.out]), layout(into), layout([ffn.down]), ffn
+        block.attention, norms, layout([q, k, v]), layout([out]), layout(into), layout([down]), cast(FeedForward, block.ffn)
     )
 
 
-def _linears(model: Model) -> list[nn.Module]:
-    """The layers that a decoder multiplies with instead of calling them."""
-    if not isinstance(model, Llama | GPT2):
-        return []
-    found: list[nn.Module | None] = [model.head]
-    for block in cast(list[Block], list(model.blocks)):
-        a, ffn = block.attention, cast(FeedForward, block.ffn)
-        found += [a.q, a.k, a.v, a.out, ffn.up, ffn.gate, ffn.down]
-    return [x for x in found if x is not None]
+def _linears(block: Block) -> list[nn.Module]:
+    """The layers of a plain block that are multiplied with here instead of being called, in the order of their use."""
+    a, ffn = block.attention, cast(FeedForward, block.ffn)
+    return [x for x in (a.q, a.k, a.v, a.out, ffn.gate, ffn.up, ffn.down) if x is not None]
 
 
 def _is_plain(layer: nn.Module) -> bool:
     """True where calling the layer is one product with its weight; adapters and wrappers do more."""
     return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
-
-
-def _attentions(model: Model) -> list[Attention]:
-    return [m for m in model.modules() if isinstance(m, Attention)]
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:

@@ -14,16 +14,16 @@ ID_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cl
 
 
 @dataclass(frozen=True)
-class Kept:
+class GenerationInfo:
     ids: Mapping[str, int | list[int] | None] = field(default_factory=dict[str, int | list[int] | None])
     """The fields of config.json that end in `_token_id`, as they stand there."""
-    generation: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | None = None
     """generation_config.json, whole; None where there is none."""
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """Every id that ends a text, from generation_config.json where it says so, else from config.json."""
-        chosen = (self.generation or {}).get("eos_token_id")
+        chosen = (self.config or {}).get("eos_token_id")
         return as_ids(self.ids.get("eos_token_id") if chosen is None else chosen)
 
 
@@ -33,4 +33,4 @@ def as_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in given if i >= 0))
 
 
-__all__ = ["ID_FIELDS", "Kept", "as_ids"]
+__all__ = ["ID_FIELDS", "GenerationInfo", "as_ids"]

@@ -1,4 +1,4 @@
-"""A family: how its Hugging Face configuration reads and is written, and where its tensors stand."""
+"""How Hugging Face writes a family: its configuration, in and out, and where its tensors stand."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..base import Model
 from .fields import Fields
-from .layout import Layout
+from .layout import TensorLayout
 
 
 @dataclass(frozen=True)
-class Family:
-    model: type[Model]
+class Converter:
     model_types: tuple[str, ...]
     """What Hugging Face calls it in config.json."""
     read: Callable[[Fields, Collection[str]], Any]
     """Their fields, and the names of the tensors that are there, to our frozen config."""
     write: Callable[[Any], Mapping[str, Any]]
     """Our config to their fields; refuses what they cannot express."""
-    layout: Callable[[Any], Layout]
+    layout: Callable[[Any], TensorLayout]

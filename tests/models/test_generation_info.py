@@ -52,7 +52,7 @@ def test_generation_config_comes_back_whole_and_transformers_reads_it(folder: Pa
     assert before == after
     theirs = hf.GenerationConfig.from_pretrained(tmp_path / "ours")
     assert (theirs.eos_token_id, theirs.temperature, theirs.bos_token_id) == ([7, 2, 9], 0.6, 1)
-    assert model.kept.eos_ids == (7, 2, 9)
+    assert model.generation_info.eos_ids == (7, 2, 9)
 
 
 def test_stop_ids_come_from_generation_config_and_else_from_config(folder: Path, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_converted_gguf_ends_where_the_file_ended(words: str, tmp_path: Path) 
     folder = hub.convert(tmp_path / "m.gguf", tmp_path / "ours")
     first, again = load_tokenizer(tmp_path / "m.gguf"), load_tokenizer(folder)
     assert again.special == first.special
-    assert again.eos_ids == (2, 8) == load(folder).kept.eos_ids
+    assert again.eos_ids == (2, 8) == load(folder).generation_info.eos_ids
     assert again.template == first.template
     assert again.encode("abc") == first.encode("abc")
 
