@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lives import apart, heard, llama, nobody, someone
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from regard.errors import CheckpointError, RegardError, StateError
 from regard.identity.body import base_of
 from regard.identity.packed import Packed
-from regard.identity.state import CONFIG, TENSORS, Base, Identity, Imprints, Life, SelfState, TraceState, pack, unpack
+from regard.identity.state import CONFIG, TENSORS, Base, Identity, Imprints, Life, SelfState, TraceState, unpack
 from regard.identity.write.rule import Rule, imprint
 
 BASE = Base("f" * 64, depth=2, key_heads=2, head_width=8, family="llama")
@@ -152,7 +152,7 @@ def test_a_file_too_large_for_an_identity_is_not_read(copy: Path, monkeypatch: p
     with pytest.raises(CheckpointError, match="at most"):
         Identity.load(copy)
     with pytest.raises(CheckpointError, match="at most"):
-        unpack(pack(MARA.tensors()))
+        unpack(save(MARA.tensors()))
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_signs_that_are_none_and_tensors_too_many_are_refused(copy: Path):
 @settings(max_examples=80)
 @given(st.data())
 def test_bytes_that_were_cut_or_flipped_are_refused_or_read_whole(data: st.DataObject):
-    whole = pack(MARA.tensors())
+    whole = save(MARA.tensors())
     if data.draw(st.booleans()):
         hurt = whole[: data.draw(st.integers(0, len(whole) - 1))]
     else:

@@ -18,10 +18,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 from stored import BASE, heard, imprint, person, replay
 
 from regard import CheckpointError, StateError
-from regard.identity.state import CONFIG, TENSORS, Identity, pack
+from regard.identity.state import CONFIG, TENSORS, Identity
 from regard.identity.store import Event, IdentityStore, StoreError
 from regard.identity.store.codec import decode, encode
 
@@ -69,7 +70,6 @@ def with_config(change: Callable[[dict[str, Any]], object]) -> bytes:
 
 
 def with_tensors(**changed: torch.Tensor) -> bytes:
-    from safetensors.torch import save
 
     config = json.dumps(person(1).config())
     names = {name.replace("_", "."): t for name, t in changed.items()}
@@ -244,7 +244,7 @@ def test_only_plain_files_are_read_from_a_folder(untouched: IdentityStore, tmp_p
 def test_a_folder_with_the_settings_of_another_is_refused(untouched: IdentityStore, tmp_path: Path) -> None:
     path = tmp_path / "saved"
     person(2).save(path)
-    (path / TENSORS).write_bytes(pack(person(2, form="self_token").tensors()))
+    (path / TENSORS).write_bytes(save(person(2, form="self_token").tensors()))
     with pytest.raises(CheckpointError, match=r"self\.s"):
         untouched.import_(path, "evil")
     (path / CONFIG).write_text("[]")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -101,7 +101,8 @@ def tokenised(text: str | Chat | Sequence[int] | Tensor, tokenizer: Tokenizer | 
     if isinstance(text, Tensor):
         if text.ndim != 1 or text.is_floating_point() or text.is_complex() or text.dtype == torch.bool:
             raise ShapeError(f"a tensor of {tuple(text.shape)} {text.dtype} is no text; token ids are integers (N), one text")
-        text = cast(list[int], text.tolist())
+        numbers: list[int] = text.tolist()
+        text = numbers
     elif isinstance(text, nn.Module) or not isinstance(text, Sequence):
         raise StateError(
             f"{text!r:.60} is nothing to observe: give a text, a chat or token ids; observe(model, text, tokenizer)"
@@ -111,20 +112,23 @@ def tokenised(text: str | Chat | Sequence[int] | Tensor, tokenizer: Tokenizer | 
             "there is nothing to observe: an experience has at least two tokens, and this text, chat or list of token ids is empty"
         )
     if not isinstance(text, str) and isinstance(text[0], int):
-        if not all(isinstance(i, int) for i in text):
+        ids = [int(i) for i in text if isinstance(i, int)]
+        if len(ids) < len(text):
             raise StateError(
                 f"token ids are whole numbers, and {next(i for i in text if not isinstance(i, int))!r:.60} is none"
             )
-        return [int(i) for i in text], [False] + [True] * (len(text) - 1)  # pyright: ignore
+        return ids, [False] + [True] * (len(ids) - 1)
     if tokenizer is None:
         raise StateError("a text needs the model's tokenizer: observe(model, text, tokenizer); token ids do without")
     if isinstance(text, str):
         ids = tokenizer.encode(text)
         return ids, [False] * min(1, len(ids)) + [True] * (len(ids) - 1)
+    chat: list[dict[str, str]] = []
     for message in text:
         if not isinstance(message, Mapping):
             raise StateError(f"{message!r} is no message: a chat is a list of {{'role': …, 'content': …}}")
-    return chat_tokens([dict(m) for m in text], tokenizer)  # pyright: ignore
+        chat.append(dict(message))
+    return chat_tokens(chat, tokenizer)
 
 
 def chat_tokens(

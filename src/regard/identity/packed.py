@@ -43,9 +43,6 @@ class Packed:
     def dense(self) -> Float[Tensor, "*rest D"]:
         return self.codes.float() * self.scale.float()
 
-    def __getitem__(self, index: object) -> Packed:
-        return Packed(self.codes[index], self.scale[index])  # pyright: ignore
-
     def pick(self, index: Tensor, dim: int) -> Packed:
         return Packed(self.codes.index_select(dim, index), self.scale.index_select(dim, index))
 

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -32,8 +32,10 @@ TENSORS, CONFIG = "identity.safetensors", "identity_config.json"
 LARGEST = 64 << 20
 """Bytes of an identity that are read at most: one that is larger did not come from here."""
 Form = Literal["key_bias", "self_token"]
-Parts = tuple[dict[str, Any], dict[str, Tensor]]
-UPGRADES: dict[int, Callable[[dict[str, Any], dict[str, Tensor]], Parts]] = {}
+Settings = dict[str, Any]
+"""Of an identity, as JSON."""
+Parts = tuple[Settings, dict[str, Tensor]]
+UPGRADES: dict[int, Callable[[Settings, dict[str, Tensor]], Parts]] = {}
 """From a schema to the next one: settings and tensors in, settings and tensors out."""
 
 
@@ -187,9 +189,8 @@ class Identity:
 
     def only(self, *parts: Literal["self", "trace", "imprints"]) -> Identity:
         """The same with nothing but these parts, to see what each one does."""
-        cleared: dict[str, Any] = {} if "self" in parts else {"self": None}
-        cleared |= {} if "trace" in parts else {"trace": None}
-        return replace(self, **cleared, imprints=self.imprints if "imprints" in parts else Imprints.none(self.base))
+        me, trace = self.self if "self" in parts else None, self.trace if "trace" in parts else None
+        return replace(self, self=me, trace=trace, imprints=self.imprints if "imprints" in parts else Imprints.none(self.base))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every number of the state by name; `Identity.build` is the way back."""
@@ -207,7 +208,7 @@ class Identity:
         # Fields may share memory, and a file may not.
         return {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Settings:
         return {
             "schema": SCHEMA,
             "base": asdict(self.base),
@@ -234,16 +235,14 @@ class Identity:
 
             me = SelfState(t.pop("self.s"), config["form"]) if "self.s" in t else None
             trace = TraceState(packed("trace.left"), t.pop("trace.signs")) if "trace.left.codes" in t else None
-            imprints = None
+            more: dict[str, Imprints] = {}
             if "imprints.k.codes" in t:
-                imprints = Imprints(
-                    packed("imprints.k"),
-                    packed("imprints.v"),
-                    **{f.name: t.pop(f"imprints.{f.name}") for f in fields(Imprints)[2:]},
-                )
+                rest = {f.name: t.pop(f"imprints.{f.name}") for f in fields(Imprints)[2:]}
+                more["imprints"] = Imprints(packed("imprints.k"), packed("imprints.v"), **rest)
             if t:
                 raise CheckpointError(f"an identity has no tensor {sorted(t)[0]!r}")
-            return cls(base, me, trace, cast(Imprints, imprints), tuple(config["sources"]), Life(**life), config.get("parent"))
+            sources, parent = tuple(config["sources"]), config.get("parent")
+            return cls(base, me, trace, sources=sources, life=Life(**life), parent=parent, **more)
         except RegardError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
@@ -314,12 +313,6 @@ def read_bytes(path: Path) -> bytes:
     if size > LARGEST:
         raise CheckpointError(f"{path.name} has {size / 1e6:,.0f} MB; an identity has at most {LARGEST / 1e6:.0f}")
     return path.read_bytes()
-
-
-def pack(tensors: Mapping[str, Tensor]) -> bytes:
-    from safetensors.torch import save
-
-    return save(dict(tensors), metadata={"format": "pt"})
 
 
 def unpack(data: bytes) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..identity.body import Body, body_of, frozen
 from ..identity.experience import Experience, observe
 from ..identity.packed import Packed
-from ..identity.sleep.consolidate import ALONE, SleepRule, consolidate
+from ..identity.sleep.consolidate import ALONE, Part, SleepRule, consolidate
 from ..identity.sleep.items import Item, anchor_item, answers_item, losses
 from ..identity.sleep.lessons import Anchors, greedy, interview
 from ..identity.speaking import living
@@ -38,6 +38,8 @@ SEEDS = 5
 """Of what is random, for each person."""
 LONGEST = 14
 """Tokens of an answer to a plain question at most."""
+Record = dict[str, Any]
+"""What was measured of one person: a line of JSON."""
 FAST_TRACE = TraceRule(write="centred")
 
 
@@ -73,17 +75,17 @@ class Lab:
         with living(self.model, identity):
             return [float(x) for x in losses(self.body, items)]
 
-    def person(self, i: int) -> dict[str, Any]:
+    def person(self, i: int) -> Record:
         """Everything that is measured of person i."""
         with frozen(self.model):
             return self._person(i, self.crowd[i], self.crowd[i + 1])
 
-    def _person(self, i: int, me: Person, other: Person) -> dict[str, Any]:
+    def _person(self, i: int, me: Person, other: Person) -> Record:
         chat = [m for c in me.history for m in c]
         mine, theirs = (answers_item(self.body, self.tokenizer, p.next) for p in (me, other))
         e = observe(self.model, chat, self.tokenizer, source="history")
         base, base_other = self.loss(None, [mine, theirs])
-        measured: dict[str, Any] = {"i": i, "tokens": int(e.content.sum()), "base": base, "base_other": base_other}
+        measured: Record = {"i": i, "tokens": int(e.content.sum()), "base": base, "base_other": base_other}
         measured["context"] = self.in_context(chat, me.next)
         measured["keep"] = {}
         for share in SHARES:
@@ -103,7 +105,7 @@ class Lab:
         measured["damage_fast"] = self.damage(fast)
         return measured
 
-    def after_sleep(self, i: int) -> dict[str, Any]:
+    def after_sleep(self, i: int) -> Record:
         """What sleep does to person i; the slow part, so it has a file of its own."""
         me, other = self.crowd[i], self.crowd[i + 1]
         with frozen(self.model):
@@ -145,12 +147,12 @@ class Lab:
         more = [a - b for a, b in zip(self.loss(identity, self.neutral_items), self.neutral_base, strict=True)]
         return {"chat": sum(more[0::2]) / len(more[0::2]), "prose": sum(more[1::2]) / len(more[1::2])}
 
-    def asleep(self, e: Experience, me: Person, other: Person, mine: Item, theirs: Item, seed: int) -> dict[str, Any]:
+    def asleep(self, e: Experience, me: Person, other: Person, mine: Item, theirs: Item, seed: int) -> Record:
         chat = [m for c in me.history for m in c]
         items = interview(self.body, self.tokenizer, chat, SleepRule().questions)
-        measured: dict[str, Any] = {}
+        measured: Record = {}
 
-        def slept(name: str, start: Identity, parts: tuple[Any, ...]) -> Identity:
+        def slept(name: str, start: Identity, parts: tuple[Part, ...]) -> Identity:
             rule = replace(SleepRule() if "imprints" in parts else ALONE, parts=parts, seed=seed)
             rule = rule if self.plan.steps is None else replace(rule, steps=self.plan.steps)
             after, outcome = consolidate(self.model, start, me.history, self.tokenizer, rule, items=items, anchors=self.anchors)
@@ -172,9 +174,9 @@ class Lab:
         return measured
 
     @torch.no_grad()
-    def recall(self, identity: Identity, me: Person, other: Person, chat: list[dict[str, str]]) -> dict[str, Any]:
+    def recall(self, identity: Identity, me: Person, other: Person, chat: list[dict[str, str]]) -> Record:
         """Greedy answers to plain questions: with the history in context, with the identity, with another's questions."""
-        counts: dict[str, Any] = {"questions": len(me.questions), "other_questions": len(other.questions)}
+        counts: Record = {"questions": len(me.questions), "other_questions": len(other.questions)}
         with living(self.model, None):
             counts["context"] = _right(me, self.answers(me, chat))
             counts["nobody"] = _right(me, self.answers(me))
@@ -190,14 +192,14 @@ class Lab:
         lines = greedy(self.body, self.tokenizer, chat, [q.text for q in who.questions], LONGEST)
         return [self.tokenizer.decode([t for t in line if t not in ends]).strip() for line, _ in lines]
 
-    def speaker(self, i: int, me: Speaker, other: Speaker) -> dict[str, Any]:
+    def speaker(self, i: int, me: Speaker, other: Speaker) -> Record:
         """Earlier lines, then later ones: prose without facts."""
         with frozen(self.model):
             mine, theirs = (_text_item(self.body, self.tokenizer, s.later) for s in (me, other))
             e = observe(self.model, me.earlier, self.tokenizer, source=me.name)
             base, base_other = self.loss(None, [mine, theirs])
             both = _text_item(self.body, self.tokenizer, f"{me.earlier}\n{me.later}")
-            measured: dict[str, Any] = {"i": i, "name": me.name, "tokens": len(e), "base": base, "base_other": base_other}
+            measured: Record = {"i": i, "name": me.name, "tokens": len(e), "base": base, "base_other": base_other}
             measured["context"] = self.loss(None, [replace(both, at=both.at[-len(mine.at) :])])[0]
             measured["keep"] = {
                 keep: self.loss(self.keeps(e, keep, 0.25, i), [mine])[0]
@@ -251,7 +253,7 @@ def rotated(identity: Identity, seed: int) -> Identity:
     return replace(identity, self=me, trace=trace, imprints=imprints)
 
 
-def measure(each: Callable[[int], dict[str, Any]], indices: Sequence[int], out: Path) -> None:
+def measure(each: Callable[[int], Record], indices: Sequence[int], out: Path) -> None:
     """Measure these people, one line each; those that are in the file already are not measured again."""
     out.parent.mkdir(parents=True, exist_ok=True)
     done = {r["i"] for r in records(out)}
@@ -264,9 +266,9 @@ def measure(each: Callable[[int], dict[str, Any]], indices: Sequence[int], out: 
                 f.write(f"\n{line}\n" if cut else f"{line}\n")
 
 
-def records(path: Path) -> list[dict[str, Any]]:
+def records(path: Path) -> list[Record]:
     """The people in a file; a line that was cut off is as if it had not been written."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Record] = []
     # A cut may go through a letter, and only "\n" ends a line: JSON may hold what else Python takes for one.
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
         try:

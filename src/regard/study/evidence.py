@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from ..errors import StateError
-from .evaluate import SHARES
+from .evaluate import SHARES, Record
+
+Summary = dict[str, Any]
+"""Figures by name, in groups."""
 
 
-def joined(rows: Sequence[dict[str, Any]], sleeps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def joined(rows: Sequence[Record], sleeps: Sequence[Record]) -> list[Record]:
     """People with what sleep did to them, where both were measured."""
     slept = {r["i"]: r["sleep"] for r in sleeps}
     return [{**r, "sleep": slept[r["i"]]} if r["i"] in slept else r for r in rows]
@@ -48,14 +51,14 @@ def bootstrap(top: Sequence[float], bottom: Sequence[float] | None = None, *, dr
     return Figure(float(a.mean() / b.mean()), low, high, len(a))
 
 
-def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(records: Sequence[Record]) -> Summary:
     """Every figure of the evidence, from the people that were measured."""
     rows = sorted(records, key=lambda r: r["i"])
     if not rows:
         raise StateError("no one has been measured yet; run: regard evaluate identity")
     by = {r["i"]: r for r in rows}
     gain = [r["base"] - r["context"] for r in rows]
-    out: dict[str, Any] = {
+    out: Summary = {
         "people": len(rows),
         "base": bootstrap([r["base"] for r in rows]),
         "context": bootstrap([r["context"] for r in rows]),
@@ -98,16 +101,14 @@ def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _state(
-    rows: list[dict[str, Any]], by: dict[int, dict[str, Any]], get: Callable[[dict[str, Any]], dict[str, float]]
-) -> dict[str, Any]:
+def _state(rows: list[Record], by: dict[int, Record], get: Callable[[Record], dict[str, float]]) -> Summary:
     own = [get(r)["own"] - r["base"] for r in rows]
     pairs = [
         (get(by[r["i"] - 1])["on_other"], get(r)["own"], r["base"])
         for r in rows
         if r["i"] - 1 in by and _has(get, by[r["i"] - 1])
     ]
-    figures: dict[str, Any] = {"own": bootstrap(own), "bytes": max(get(r)["bytes"] for r in rows), "count": len(rows)}
+    figures: Summary = {"own": bootstrap(own), "bytes": max(get(r)["bytes"] for r in rows), "count": len(rows)}
     figures |= {n: bootstrap([get(r)[n] - r["base"] for r in rows]) for n in ("shuffled", "random") if n in get(rows[0])}
     if pairs:
         figures["other"] = bootstrap([o - b for o, _, b in pairs])
@@ -115,7 +116,7 @@ def _state(
     return figures
 
 
-def _has(get: Callable[[dict[str, Any]], dict[str, float]], row: dict[str, Any]) -> bool:
+def _has(get: Callable[[Record], dict[str, float]], row: Record) -> bool:
     try:
         return bool(get(row))
     except KeyError:
@@ -134,7 +135,7 @@ class Goal:
     met: bool
 
 
-def goals(s: dict[str, Any]) -> list[Goal]:
+def goals(s: Summary) -> list[Goal]:
     """What was aimed at, and whether it was reached; only what was measured is asked."""
     results: list[Goal] = []
     rivals = {x: [f"{n} {x}" for n in PEERS if f"{n} {x}" in s["keep"]] for x in SHARES}
@@ -188,7 +189,7 @@ def goals(s: dict[str, Any]) -> list[Goal]:
     return results
 
 
-def markdown(s: dict[str, Any]) -> str:
+def markdown(s: Summary) -> str:
     """The evidence as tables, for eyes."""
     lines = [
         f"{s['people']} people; nats per token of the assistant's words in the next conversation; 95% intervals by bootstrap over people.",
@@ -233,7 +234,7 @@ def markdown(s: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def speaker_table(records: Sequence[dict[str, Any]]) -> str:
+def speaker_table(records: Sequence[Record]) -> str:
     rows = sorted(records, key=lambda r: r["i"])
     by = {r["i"]: r for r in rows}
     gain = [r["base"] - r["context"] for r in rows]
@@ -253,7 +254,7 @@ def speaker_table(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def figure(s: dict[str, Any], path: Path) -> None:
+def figure(s: Summary, path: Path) -> None:
     """Two pictures: what each keeper keeps at each budget, and whose a state is."""
     from matplotlib.figure import Figure as Canvas
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from threading import get_ident
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +29,10 @@ class HubBody(Body):
     """Any decoder of transformers that calls the attention interface in every layer, and whose projections we know."""
 
     def __init__(self, model: nn.Module) -> None:
-        expect_hub(model)
-        self.model = model
-        hub = cast(Any, model)
-        if hub.config.is_encoder_decoder or getattr(hub.config, "add_cross_attention", False):
+        self.model, self.hub = model, expect_hub(model)
+        if self.hub.config.is_encoder_decoder or getattr(self.hub.config, "add_cross_attention", False):
             raise CombinationError(f"a {type(model).__name__} reads two texts; an identity needs a decoder of one text")
-        config = hub.config.get_text_config()
+        config = self.hub.config.get_text_config()
         self.layout = HeadLayout.of(config)
         table = next((m for n, m in model.named_modules() if n.rpartition(".")[2] in ("wpe", "embed_positions")), None)
         self.has_places = isinstance(table, nn.Embedding)
@@ -54,18 +51,16 @@ class HubBody(Body):
         G, D, E = next(iter(shapes))
         if len(shapes) > 1 or D != E:
             raise CombinationError(f"the layers of a {type(model).__name__} differ in heads and widths: {sorted(shapes)}")
-        embed = cast(nn.Embedding, hub.get_input_embeddings())
-        weights = [embed.weight, *(value_weight(layer, self.layout) for layer in self.layers)]
-        kind, name = str(config.model_type), str(getattr(hub.config, "_name_or_path", "") or "")
+        weights = [self.hub.get_input_embeddings().weight, *(value_weight(layer, self.layout) for layer in self.layers)]
+        kind, name = str(config.model_type), str(getattr(self.hub.config, "_name_or_path", "") or "")
         # By the family's name, so that our own model of the same weights has the same base.
         family = next((own for own, f in FAMILIES.items() if f.converter and kind in f.converter.model_types), kind)
         self.base = Base(fingerprint(weights), len(calls), G, D, family=family, name=name)
 
-    def _probed(self, caught: dict[tuple[nn.Module, str], Tensor]) -> tuple[list[InterfaceCall], Any, list[Tensor]]:
+    def _probed(self, caught: dict[tuple[nn.Module, str], Tensor]) -> tuple[list[InterfaceCall], object, list[Tensor]]:
         """The probe, with what every layer projected on the way and what came to the head."""
-        model = cast(Any, self.model)
         hidden: list[Tensor] = []
-        head = model.get_output_embeddings()
+        head = self.hub.get_output_embeddings()
         with ExitStack() as hooks:
             for module in self.model.modules():
                 if projections(module) is not None:
@@ -82,13 +77,13 @@ class HubBody(Body):
             if c.allow is None or bool(c.allow[..., 0, 1].any()):
                 raise CombinationError(f"a {type(self.model).__name__} lets tokens see the future; an identity needs a decoder")
 
-    def _check_head(self, out: Any, hidden: list[Tensor]) -> None:
+    def _check_head(self, out: object, hidden: list[Tensor]) -> None:
         logits = getattr(out, "logits", None)
-        if logits is None or len(hidden) != 1 or self.model.get_output_embeddings() is None:  # pyright: ignore
+        if logits is None or len(hidden) != 1 or self.hub.get_output_embeddings() is None:
             raise CombinationError(
                 f"a {type(self.model).__name__} gives no logits; load it with its head, as AutoModelForCausalLM does"
             )
-        config = cast(Any, self.model).config.get_text_config()
+        config = self.hub.config.get_text_config()
         self._cap = getattr(config, "final_logit_softcapping", None)
         self._times = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         self._whole = _near(self.head(hidden[0]), logits)
@@ -117,7 +112,7 @@ class HubBody(Body):
         apply = getattr(sys.modules.get(type(module).__module__), "apply_rotary_pos_emb", None)
         if rotary is None or apply is None:
             return []
-        config = cast(Any, self.model).config.get_text_config()
+        config = self.hub.config.get_text_config()
         kind = getattr(rotary, "rope_type", "default")
         if kind in ("dynamic", "longrope"):
             raise CombinationError(
@@ -141,7 +136,7 @@ class HubBody(Body):
     @property
     def trunk(self) -> nn.Module:
         """The model without its head."""
-        return cast(Any, self.model).base_model
+        return self.hub.base_model
 
     def hidden(self, tokens: Tensor) -> Tensor:
         return self.trunk(tokens, use_cache=False).last_hidden_state
@@ -149,7 +144,7 @@ class HubBody(Body):
     def head(self, hidden: Tensor) -> Tensor:
         if not getattr(self, "_whole", True):
             raise CombinationError(f"a {type(self.model).__name__} does more than project to its logits; ask for `logits`")
-        logits = cast(Any, self.model).get_output_embeddings()(hidden) * self._times
+        logits = self.hub.get_output_embeddings()(hidden) * self._times
         return logits if self._cap is None else (logits / self._cap).tanh() * self._cap
 
     def logits(self, tokens: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ MOVES: dict[str, Callable[[list[int], Any], list[int]]] = {
 """What transformers does to the rows of a cache."""
 
 
-def _listed(index: Any) -> Iterable[int]:
+def _listed(index: Tensor | Iterable[int]) -> Iterable[int]:
     return index.tolist() if isinstance(index, Tensor) else index
 
 
@@ -49,7 +49,7 @@ class Carried:
         self.rows: list[int] | None = None
         """Which of several identities each row is; None where there is one for all."""
 
-    def __call__(self, k: Tensor, v: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, k: Tensor, v: Tensor, layer_idx: int, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         filler, frame = self.now()
         self.check(layer_idx, filler)
         if frame is not None:
@@ -81,7 +81,7 @@ class Moved:
     def __init__(self, carried: Carried, name: str) -> None:
         self.carried, self.name = carried, name
 
-    def __call__(self, given: Any) -> Any:
+    def __call__(self, given: object) -> object:
         out = getattr(type(self.carried.cache), self.name)(self.carried.cache, given)
         if self.carried.rows is not None:
             self.carried.rows = MOVES[self.name](self.carried.rows, given)

@@ -7,17 +7,22 @@ before our hooks were there has written nothing down, and goes on as if we were 
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from ...attention.spec import Spec
 from ...errors import StateError
+
+if TYPE_CHECKING:
+    from .interface import Reader
 
 LOCK = threading.RLock()
 """Of everything that is put in and taken out. A finaliser may want it while its thread has it."""
@@ -32,12 +37,20 @@ class Flight:
     """The identity of the frame that has to end."""
     frame: FrameType | None = None
     """That frame, so that no other takes its identity; where it would keep somebody's tensors, a wrong guess only waits longer."""
-    put: Mapping[nn.Module, Any] = field(default_factory=lambda: dict[nn.Module, Any]())
+    put: Mapping[nn.Module, Spec] = field(default_factory=lambda: dict[nn.Module, Spec]())
     """The spec of each layer, as it was when the forward began."""
-    everyone: Mapping[nn.Module, Any] = field(default_factory=lambda: dict[nn.Module, Any]())
+    everyone: Mapping[nn.Module, Reader] = field(default_factory=lambda: dict[nn.Module, "Reader"]())
     """What each layer reads of an identity in every thread, likewise."""
     name: str = ""
     """All specs in one text, for the caches that are filled under them."""
+
+
+class Handle(Protocol):
+    """Something that was put on a module, and can be taken off again; torch's handles of hooks are some."""
+
+    @property
+    def id(self) -> int: ...
+    def remove(self) -> None: ...
 
 
 class _ThreadFlights(threading.local):
@@ -48,7 +61,7 @@ class _ThreadFlights(threading.local):
 _LOCAL = _ThreadFlights()
 _FLIGHTS: list[Flight] = []
 _PENDING: list[Callable[[], None]] = []
-_HOOKED: WeakKeyDictionary[nn.Module, dict[str, tuple[int, list[Any]]]] = WeakKeyDictionary()
+_HOOKED: WeakKeyDictionary[nn.Module, dict[str, tuple[int, list[Handle]]]] = WeakKeyDictionary()
 """How often each kind of hooks of a module was asked for, and their handles."""
 
 
@@ -58,7 +71,7 @@ def flight() -> Flight | None:
     return flights[-1] if flights else None
 
 
-Put = tuple[Mapping[nn.Module, Any], Mapping[nn.Module, Any], str]
+Put = tuple[Mapping[nn.Module, Spec], Mapping[nn.Module, "Reader"], str]
 
 
 def begin(module: nn.Module, look: Callable[[nn.Module], Put]) -> None:
@@ -67,12 +80,12 @@ def begin(module: nn.Module, look: Callable[[nn.Module], Put]) -> None:
     flights = _LOCAL.flights
     if flights:
         # What was interrupted has told nobody that it ended.
-        running = set(_stack(sys._getframe()))  # pyright: ignore[reportPrivateUsage]
+        running = set(_stack(inspect.currentframe()))
         for old in [f for f in flights if f.frame not in running]:
             flights.remove(old)
             _FLIGHTS.remove(old)
     if not flights:
-        frame = _call_of(sys._getframe())  # pyright: ignore[reportPrivateUsage]
+        frame = _call_of(inspect.currentframe())
         new = Flight(threading.get_ident(), id(frame), frame, *look(module))
         flights.append(new)
         _FLIGHTS.append(new)
@@ -90,7 +103,7 @@ def expect_original(module: nn.Module) -> None:
 def end(module: nn.Module) -> bool:
     """The forward of a hooked model ends; True if it was the outermost."""
     flights = _LOCAL.flights
-    if not flights or flights[-1].frame is not _call_of(sys._getframe()):  # pyright: ignore[reportPrivateUsage]
+    if not flights or flights[-1].frame is not _call_of(inspect.currentframe()):
         return False
     _FLIGHTS.remove(flights.pop())
     if _PENDING:
@@ -136,7 +149,7 @@ def sweep() -> None:
             undo()
 
 
-def hook(kind: str, modules: Iterable[nn.Module], attach: Callable[[nn.Module], list[Any]]) -> Callable[[], None]:
+def hook(kind: str, modules: Iterable[nn.Module], attach: Callable[[nn.Module], list[Handle]]) -> Callable[[], None]:
     """Hooks of a kind on these modules, once for all who ask; what is given back removes them when nobody needs them."""
     modules = list(modules)
     with LOCK:
@@ -170,7 +183,7 @@ def _stack(frame: FrameType | None) -> Iterable[FrameType]:
         frame = frame.f_back
 
 
-def _call_of(frame: FrameType) -> FrameType:
+def _call_of(frame: FrameType | None) -> FrameType | None:
     """The call of a module that runs these hooks."""
     return next((f for f in _stack(frame) if f.f_code.co_name == "_call_impl"), frame)
 
@@ -178,7 +191,7 @@ def _call_of(frame: FrameType) -> FrameType:
 def _outermost() -> FrameType | None:
     """The outermost forward or generation of transformers that this thread is in."""
     outermost = None
-    for f in _stack(sys._getframe()):  # pyright: ignore[reportPrivateUsage]
+    for f in _stack(inspect.currentframe()):
         if f.f_code.co_name in ("forward", "generate") and str(f.f_globals.get("__name__", "")).startswith("transformers"):
             outermost = f
     return outermost
@@ -187,6 +200,7 @@ def _outermost() -> FrameType | None:
 __all__ = [
     "LOCK",
     "Flight",
+    "Handle",
     "begin",
     "end",
     "expect_original",

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from ...errors import CombinationError, ShapeError
 from ...geometry import Dot
 from ..read.layer import LayerRead
 from .caches import Filler, guard
-from .flight import LOCK, expect_original, flight, hook
+from .flight import LOCK, Handle, expect_original, flight, hook
 from .install import install
 from .interface import FOR_ALL, HERE, InterfaceCall, Result, reader_of
 from .probe import catches
@@ -68,17 +67,17 @@ class ActiveReads:
 
     def slots(self, module: nn.Module, read: LayerRead, first: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
         """The slots of a layer as keys and values for each row, in front of its first token at position `first`, or 0."""
-        assert read.k is not None
+        own, B, m = read.k, q.shape[0], read.slots
+        assert own is not None
         assert read.v is not None
-        B, m = q.shape[0], read.slots
         keep = first is None and not any(x is not None and x.requires_grad for x in _tensors(read))
         if keep and (module, B, q.dtype) in self._slots:
             return self._slots[module, B, q.dtype]
-        at, turn = torch.arange(-m, 0, device=read.k.device)[None], self.turns[module]
+        at, turn = torch.arange(-m, 0, device=own.device)[None], self.turns[module]
         if first is not None and turn is not None:
             at = at + first[:, None].to(at.device)
-            read = replace(read, k=read.k.expand(B, -1, -1, -1), v=read.v.expand(B, -1, -1, -1))
-        own = cast(Tensor, read.k)
+            own = own.expand(B, -1, -1, -1)
+            read = replace(read, k=own, v=read.v.expand(B, -1, -1, -1))
         k, v = (x.to(q).expand(B, -1, -1, -1) for x in read.slot_heads(own if turn is None else turn(own, at)))
         if keep:
             self._slots[module, B, q.dtype] = k, v
@@ -86,13 +85,16 @@ class ActiveReads:
 
     def answer(self, call: InterfaceCall, spec: Spec | None) -> Result:
         """One call of a layer that reads."""
-        frame, read = cast(Frame, _LOCAL.frame), cast(LayerRead, self.at(call.module, call.q.shape[0]))
+        frame, read = _LOCAL.frame, self.at(call.module, call.q.shape[0])
+        assert frame is not None
+        assert read is not None
         if spec is not None and (not isinstance(spec.geometry, Dot) or spec.geometry.scale not in (None, read.scale)):
             raise CombinationError(f"an identity changes dot products at the model's own scale, and this layer is {spec}")
         q, k, v, allow, bias = call.q, call.k, call.v, call.allow, call.bias
         if read.wide:
             k = k if frame.asks is not None else frame.widen(k)
-            q = torch.cat([q, cast(Tensor, frame.asks).to(q.dtype)], -1)
+            assert frame.asks is not None
+            q = torch.cat([q, frame.asks.to(q.dtype)], -1)
         m = read.slots
         if m:
             slot_k, slot_v = self.slots(call.module, read, _LOCAL.first, q)
@@ -134,8 +136,8 @@ def _generating() -> bool:
     """Whether transformers' `generate` is what calls us."""
     from transformers import GenerationMixin
 
-    code = inspect.unwrap(cast(Any, GenerationMixin).generate).__code__
-    frame = sys._getframe()  # pyright: ignore
+    code = inspect.unwrap(vars(GenerationMixin)["generate"]).__code__
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is code:
             return True
@@ -193,7 +195,7 @@ def attach(body: HubBody) -> Callable[[], None]:
     return undo
 
 
-def follow(module: nn.Module) -> list[Any]:
+def follow(module: nn.Module) -> list[Handle]:
     """Hooks on a layer, which know when it is at work and what cache it was given."""
     return [
         module.register_forward_pre_hook(_open, with_kwargs=True),
@@ -227,7 +229,7 @@ class Frame:
 class _ThreadFrame(threading.local):
     frame: Frame | None = None
     first: Tensor | None = None
-    met: tuple[Tensor, Any, Tensor] | None = None
+    met: tuple[Tensor, tuple[ActiveReads, int, bool], Tensor] | None = None
 
 
 _LOCAL = _ThreadFrame()
@@ -246,20 +248,20 @@ def _caught(module: nn.Module, name: str, x: Tensor) -> None:
         frame.caught[name] = x
 
 
-def _open(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _open(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     expect_original(module)
-    here = cast(ActiveReads | None, reader_of(module))
-    _LOCAL.frame = Frame(module, here, {})
+    here = reader_of(module)
+    _LOCAL.frame = Frame(module, here if isinstance(here, ActiveReads) else None, {})
     cache = _given(module, args, kwargs).get("past_key_values")
     if cache is not None:
         guard(cache, int(getattr(module, "layer_idx", None) or 0), _now()[0], _now)
 
 
-def _close(module: nn.Module, args: Any, out: Any) -> None:
+def _close(module: nn.Module, args: object, out: object) -> None:
     _LOCAL.frame = None
 
 
-def _placed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _placed(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     _LOCAL.first, _LOCAL.met = _first(_given(module, args, kwargs)), None
 
 
@@ -294,7 +296,7 @@ def _first(given: dict[str, Any]) -> Tensor | None:
 _NAMES: dict[type, list[str]] = {}
 
 
-def _given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _given(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]:
     """Arguments of a forward by their names."""
     names = _NAMES.get(type(module))
     if names is None:

@@ -11,9 +11,9 @@ After `unwrap()` the logits are what they were, bit for bit. What is injected ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import cast
+from typing import TypeGuard
 
 from torch import nn
 
@@ -58,8 +58,8 @@ def inject(model: nn.Module, what: What, layers: Sequence[int] | None = None) ->
     `what` is a spec for all `layers`; a list with one for each of them; a mapping from layer to spec; an identity, or a list
     of identities with one for each row of a batch. Specs act on the heads as the model gives them, positions and all.
     """
-    if isinstance(what, Identity) or (isinstance(what, Sequence) and any(isinstance(x, Identity) for x in what)):
-        return _inject_identity(model, cast(Identity | Sequence[Identity | None], what), layers)
+    if _is_identity(what):
+        return _inject_identity(model, what, layers)
     whole = layers is None and not isinstance(what, Mapping)
     modules = layers_of(model, probe(model)[0], whole=whole)
     specs = _by_layer(what, layers, modules)
@@ -87,6 +87,10 @@ def inject(model: nn.Module, what: What, layers: Sequence[int] | None = None) ->
     return put
 
 
+def _is_identity(what: object) -> TypeGuard[Identity | Sequence[Identity | None]]:
+    return isinstance(what, Identity) or (isinstance(what, Sequence) and any(isinstance(x, Identity) for x in what))
+
+
 def _inject_identity(model: nn.Module, who: Identity | Sequence[Identity | None], layers: Sequence[int] | None) -> Injected:
     body = body_of(model)
     if not isinstance(body, HubBody):
@@ -104,7 +108,7 @@ def _by_layer(what: object, layers: Sequence[int] | None, modules: Mapping[int, 
     if isinstance(what, Mapping):
         if layers is not None:
             raise ShapeError("a mapping from layer to spec says already which layers are meant; leave layers= out")
-        return {i: parse(cast(str, what[i])) for i in _known(what, modules)}
+        return {i: parse(what[i]) for i in _known(what, modules)}
     chosen = _known(modules if layers is None else layers, modules)
     if isinstance(what, str | Spec):
         return dict.fromkeys(chosen, parse(what))
@@ -114,12 +118,12 @@ def _by_layer(what: object, layers: Sequence[int] | None, modules: Mapping[int, 
         )
     if len(what) != len(chosen):
         raise ShapeError(f"{len(what)} specs for {len(chosen)} layers {list(chosen)}; give one for each")
-    return {i: parse(cast(str, s)) for i, s in zip(chosen, what, strict=True) if s is not None}
+    return {i: parse(s) for i, s in zip(chosen, what, strict=True) if s is not None}
 
 
-def _known(asked: object, existing: object) -> list[int]:
-    there = sorted(cast(Sequence[int], existing))
-    wanted = list(cast(Sequence[int], asked))
+def _known(asked: Iterable[int], existing: Iterable[int]) -> list[int]:
+    there = sorted(existing)
+    wanted = list(asked)
     unknown = [i for i in wanted if i not in there]
     if unknown or len(set(wanted)) != len(wanted) or not wanted:
         raise ShapeError(f"layers={wanted}: this model's attention is reached in layers {there}; name each once")

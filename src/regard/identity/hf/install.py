@@ -10,14 +10,14 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
 from ...attention.spec import Spec
 from ...errors import StateError
-from .flight import LOCK, begin, end, hook, hook_ids, later
+from .flight import LOCK, Handle, begin, end, hook, hook_ids, later
 from .interface import FOR_ALL, KEY, NAMED, SPECS, Named, Reader, attention, mask, named_before
 
 _WITHIN: WeakKeyDictionary[nn.Module, frozenset[int]] = WeakKeyDictionary()
@@ -34,7 +34,7 @@ def _installed(model: nn.Module) -> tuple[dict[nn.Module, Spec], dict[nn.Module,
 
 
 def install(
-    model: nn.Module, layers: Iterable[nn.Module] = (), follow: Callable[[nn.Module], list[Any]] | None = None
+    model: nn.Module, layers: Iterable[nn.Module] = (), follow: Callable[[nn.Module], list[Handle]] | None = None
 ) -> Callable[[], None]:
     """Let the model's layers call us, with hooks that `follow` puts on them; what is given back undoes it, once no forward is
     under way."""
@@ -73,7 +73,7 @@ def _give_back(configs: Iterable[Any]) -> None:
                 config._attn_implementation_internal = named.before
 
 
-def _watch(model: nn.Module) -> list[Any]:
+def _watch(model: nn.Module) -> list[Handle]:
     """Hooks on a model of transformers, and a guard against copies that would silently lack what is in it."""
     _WITHIN[model] = frozenset(id(m) for m in model.modules())
     model.__dict__["__deepcopy__"] = partial(_copied, model)
@@ -104,7 +104,7 @@ class _Guards:
 _GUARDED = ("__deepcopy__", "__reduce_ex__")
 
 
-def _begin(module: nn.Module, args: Any) -> None:
+def _begin(module: nn.Module, args: object) -> None:
     begin(module, _installed)
     for named in list(NAMED.values()):
         chosen = named.config._attn_implementation_internal
@@ -113,11 +113,11 @@ def _begin(module: nn.Module, args: Any) -> None:
             named.before, named.config._attn_implementation_internal = chosen, KEY
 
 
-def _end(module: nn.Module, args: Any, out: Any) -> None:
+def _end(module: nn.Module, args: object, out: object) -> None:
     end(module)
 
 
-def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+def _copied(model: nn.Module, memo: dict[int, object]) -> nn.Module:
     """The copy of a model inside a `living` block is the model without the identity; with something injected it is refused."""
     with LOCK:
         if any(SPECS.get(m) or FOR_ALL.get(m) for m in model.modules()):
@@ -143,7 +143,7 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
         return copied
 
 
-def _pickled(model: nn.Module, protocol: Any) -> NoReturn:
+def _pickled(model: nn.Module, protocol: object) -> NoReturn:
     raise StateError(
         f"something is in this {type(model).__name__} now that cannot be written to a file with it: unwrap(), or leave the "
         "`living` block, before you save; save_pretrained writes the weights alone at any time"
@@ -158,7 +158,7 @@ def _configs(model: nn.Module) -> list[Any]:
         if config is None or id(config) in configs or not hasattr(config, "_attn_implementation_internal"):
             return
         configs[id(config)] = config
-        for name in cast(Iterable[str], config.sub_configs):
+        for name in config.sub_configs:
             add(getattr(config, name, None))
 
     for module in model.modules():

@@ -8,11 +8,10 @@ mask which that one would have been given: its logits stay what they were, bit f
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, cast
+from functools import cache, partial
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -261,24 +260,14 @@ def mask(**kwargs: Any) -> Tensor:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
     always: dict[str, Any] = {**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    made = cast(Tensor, sdpa_mask(**always))
+    made = sdpa_mask(**always)
+    assert isinstance(made, Tensor)
     before = named_before(kwargs.get("config"))
     formatter = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.get(before)  # pyright: ignore
     note_mask()
     if formatter is not None:
-        made.regard_before = _once(partial(formatter, **kwargs))  # pyright: ignore
+        vars(made)["regard_before"] = cache(partial(formatter, **kwargs))
     return made
-
-
-def _once(make: Callable[[], Any]) -> Callable[[], Any]:
-    results: list[Any] = []
-
-    def get() -> Any:
-        if not results:
-            results.append(make())
-        return results[0]
-
-    return get
 
 
 def _as_before(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Result:
@@ -320,7 +309,7 @@ NAMED: dict[int, Named] = {}
 """Configs that name us now, by identity (they have no hash), and how many want it to stay so."""
 
 
-def named_before(config: Any) -> str | None:
+def named_before(config: object) -> str | None:
     named = NAMED.get(id(config))
     return None if named is None else named.before
 

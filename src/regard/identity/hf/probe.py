@@ -5,19 +5,21 @@ Found by running it, as names promise nothing: some models take any key and neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import CombinationError, RegardError
+from .flight import Handle
 from .install import install
 from .interface import HERE, RECORDED, InterfaceCall
 
 
-def expect_hub(model: nn.Module) -> None:
+def expect_hub(model: nn.Module) -> Any:
+    """The same model, with whatever transformers adds to a module; raise for any other."""
     try:
         from transformers import PreTrainedModel
     except ImportError as error:
@@ -28,18 +30,18 @@ def expect_hub(model: nn.Module) -> None:
         raise CombinationError(
             f"a {type(model).__name__} is no model of transformers, so there is no interface to its attention"
         )
+    return model
 
 
-def probe(model: nn.Module) -> tuple[list[InterfaceCall], Any]:
+def probe(model: nn.Module) -> tuple[list[InterfaceCall], object]:
     """Two tokens through the model under our key: the calls that came, in their order, and what the model gave back.
 
     Identities are not read meanwhile: there may be one for each row of another batch.
     """
-    expect_hub(model)
-    config = cast(Any, model).config
+    config = expect_hub(model).config
     device = next(model.parameters()).device
     tokens = torch.tensor([[1, 2]], device=device).clamp_max(max(int(config.get_text_config().vocab_size) - 1, 0))
-    given: dict[str, Any] = {"input_ids": tokens}
+    given: dict[str, Tensor | bool] = {"input_ids": tokens}
     if config.is_encoder_decoder:
         given["decoder_input_ids"] = tokens
     elif getattr(config, "use_cache", None) is not None:
@@ -69,16 +71,16 @@ def layers_of(model: nn.Module, calls: list[InterfaceCall], *, whole: bool) -> d
 
     `whole` refuses a model some of whose layers never called.
     """
-    config, kind = cast(Any, model).config, type(model).__name__
+    config, kind = expect_hub(model).config, type(model).__name__
     modules = list(dict.fromkeys(c.module for c in calls))
     if not modules:
         raise CombinationError(
             f"a {kind} never calls the attention interface of transformers, so whatever is put in would be ignored; "
             "LLaMA, Mistral, Qwen, Gemma, GPT-2 and some three hundred others do call it"
         )
-    own = [getattr(m, "layer_idx", None) for m in modules]
-    by_name = not config.is_encoder_decoder and all(isinstance(i, int) for i in own) and len(set(own)) == len(own)
-    layers = dict(zip(cast(list[int], own) if by_name else range(len(modules)), modules, strict=True))
+    own = [i for m in modules if isinstance(i := getattr(m, "layer_idx", None), int)]
+    by_name = not config.is_encoder_decoder and len(set(own)) == len(modules)
+    layers = dict(zip(own if by_name else range(len(modules)), modules, strict=True))
     if len(calls) < _depth(config) and (whole or not by_name):
         named = f"; name these with layers= to reach a part of it: {sorted(layers)}" if by_name else ""
         raise CombinationError(
@@ -134,11 +136,11 @@ def projections(module: nn.Module) -> dict[str, nn.Module] | None:
     return None if whole is None else {"qkv": whole}
 
 
-def catches(module: nn.Module, layout: HeadLayout, into: Callable[[nn.Module, str, Tensor], None]) -> list[Any]:
+def catches(module: nn.Module, layout: HeadLayout, into: Callable[[nn.Module, str, Tensor], None]) -> list[Handle]:
     """Hooks that hand over what a layer projects, as (B, heads, N, D); to be removed by the caller."""
 
-    def hook(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def caught(_: nn.Module, given: Any, out: Tensor) -> None:
+    def hook(name: str) -> Callable[[nn.Module, object, Tensor], None]:
+        def caught(_: nn.Module, given: object, out: Tensor) -> None:
             for n, x in layout.parts(name, out).items():
                 x = x if x.ndim == 4 else x.unflatten(-1, (-1, layout.width))
                 into(module, n, x if (module, n) in layout.sideways else x.transpose(1, 2))
@@ -150,10 +152,11 @@ def catches(module: nn.Module, layout: HeadLayout, into: Callable[[nn.Module, st
 
 def value_weight(layer: nn.Module, layout: HeadLayout) -> Tensor:
     """W_V as (G·D, M), as our own models hold it; GPT-2 keeps its weights lying on their side."""
-    whole = cast(Mapping[str, nn.Module], projections(layer)).get("qkv")
+    whole = (projections(layer) or {}).get("qkv")
+    weight = (layer.get_submodule("v_proj") if whole is None else whole).weight
+    assert isinstance(weight, Tensor)
     if whole is None:
-        return cast(Any, layer).v_proj.weight
-    weight = cast(Tensor, whole.weight)
+        return weight
     upright = weight if isinstance(whole, nn.Linear) else weight.mT
     return layout.parts("qkv", upright, 0)["v"].contiguous()
 

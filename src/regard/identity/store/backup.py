@@ -15,7 +15,7 @@ import os
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ... import files
 from ...errors import CheckpointError
@@ -109,7 +109,7 @@ def verified(path: Path) -> Checked:
     """A backup against its own note and hashes; raises where it is not whole."""
     note = strict_json(files.read_plain(path / NOTE, 1 << 16), str(path / NOTE))
     if not isinstance(note, dict) or note.get("schema") != SCHEMA:
-        schema: Any = note.get("schema") if isinstance(note, dict) else None
+        schema = note.get("schema") if isinstance(note, dict) else None
         raise CheckpointError(f"{path / NOTE} has schema {schema!r:.40}; this version of regard reads {SCHEMA}: update regard")
     if _hash(files.require_plain(path / DATABASE)) != note.get("database"):
         raise CheckpointError(f"{path / DATABASE} is damaged: it is not the file that was backed up; take another backup")

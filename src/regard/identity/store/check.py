@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ... import files
 from ...errors import CheckpointError, RegardError
@@ -145,7 +145,7 @@ def _events(store: IdentityStore, c: Connection, report: Checked, rows: dict[str
     journals: dict[str, list[Event]] = {id: [] for id in rows}
     broken: set[str] = set()
     for row in c.execute(select(events).order_by(events.c.commit_id, events.c.position)).mappings():
-        id: Any = row["commit_id"]
+        id = row["commit_id"]
         if id not in journals:
             report.add("events", f"one belongs to commit {id!r:.20}, which is not there", RESTORE)
             continue

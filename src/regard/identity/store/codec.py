@@ -9,12 +9,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 import torch
 
 from ...errors import CheckpointError, RegardError, StateError
-from ..state import LARGEST, Base, Identity, Imprints, Life, unpack, upgraded
+from ..state import LARGEST, Base, Identity, Imprints, Life, Settings, unpack, upgraded
 from .errors import StoreError
 from .records import canonical, checked_source, strict_json
 
@@ -44,7 +43,7 @@ def encode(identity: Identity, **more: object) -> bytes:
     return data
 
 
-def decode(data: bytes, what: str) -> tuple[Identity, dict[str, Any]]:
+def decode(data: bytes, what: str) -> tuple[Identity, Settings]:
     """The identity, and whatever else stands beside its settings."""
     header = read_header(data, what)
     extra = header.pop("__metadata__", None)
@@ -56,7 +55,7 @@ def decode(data: bytes, what: str) -> tuple[Identity, dict[str, Any]]:
     return build(config, data, what), more
 
 
-def build(config: dict[str, Any], data: bytes, what: str) -> Identity:
+def build(config: Settings, data: bytes, what: str) -> Identity:
     try:
         read_header(data, what)
         # In this schema first: what is checked is what is built.
@@ -73,7 +72,7 @@ def build(config: dict[str, Any], data: bytes, what: str) -> Identity:
         raise CheckpointError(f"{what} holds no sound identity: {error}") from error
 
 
-def read_header(data: bytes, what: str) -> dict[str, Any]:
+def read_header(data: bytes, what: str) -> Settings:
     """Names, types, shapes and places of all tensors, refused here if they do not fit each other or the file."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(len(data) - 8, MOST_HEADER):
@@ -99,7 +98,7 @@ def read_header(data: bytes, what: str) -> dict[str, Any]:
     return header
 
 
-def check_config(config: Mapping[str, Any]) -> None:
+def check_config(config: Settings) -> None:
     """Types of all settings; the identity itself then checks what they mean."""
     if set(config) != {"schema", "base", "form", "sources", "life", "parent"}:
         raise CheckpointError(f"the settings of an identity are not {', '.join(sorted(map(str, config)))[:200]}")

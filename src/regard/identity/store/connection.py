@@ -41,7 +41,7 @@ SIDES = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside its file."""
 DAMAGE = ("not a database", "malformed", "unsupported file format", "decode to UTF-8", "disk I/O error")
 """What SQLite says of a file that is not as it wrote it."""
-POOL: dict[str, Any] = {"pool_size": 8, "max_overflow": 32, "hide_parameters": True}
+POOL = {"pool_size": 8, "max_overflow": 32, "hide_parameters": True}
 
 
 @dataclass(frozen=True)

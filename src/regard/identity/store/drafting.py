@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..state import Identity
 from .records import Commit, Event, checked_message, journal_hash
@@ -16,15 +15,15 @@ from .records import Commit, Event, checked_message, journal_hash
 def draft(
     identity: Identity, data: bytes, parent: Commit | None, events: Sequence[Event], message: str, token: str | None
 ) -> Commit:
-    record: dict[str, Any] = {
-        "id": "", "parent": parent and parent.id, "origin": None, "number": parent.number + 1 if parent else 0,
-        "kind": None, "source": None, "message": checked_message(message), "time": 0.0,
-        "digest": identity.digest(), "blob": hashlib.sha256(data).hexdigest(), "bytes": len(data),
-        "fingerprint": identity.base.fingerprint, "journal": "", "token": token or uuid.uuid4().hex,
-        "sources": identity.sources, "experiences": identity.life.experiences, "tokens": identity.life.tokens,
-        "imprints": len(identity.imprints),
-    }  # fmt: skip
-    return sealed(Commit(**record), events)
+    commit = Commit(
+        id="", parent=parent and parent.id, origin=None, number=parent.number + 1 if parent else 0,
+        kind=None, source=None, message=checked_message(message), time=0.0,
+        digest=identity.digest(), blob=hashlib.sha256(data).hexdigest(), bytes=len(data),
+        fingerprint=identity.base.fingerprint, journal="", token=token or uuid.uuid4().hex,
+        sources=identity.sources, experiences=identity.life.experiences, tokens=identity.life.tokens,
+        imprints=len(identity.imprints),
+    )  # fmt: skip
+    return sealed(commit, events)
 
 
 def sealed(commit: Commit, events: Sequence[Event]) -> Commit:

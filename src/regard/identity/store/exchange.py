@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import CheckpointError
 from ...files import new_folder, new_folders, read_plain, sweep, write_bytes
-from ..state import CONFIG, LARGEST, TENSORS, Base, Identity, pack
+from ..state import CONFIG, LARGEST, TENSORS, Base, Identity
 from .codec import MOST_HEADER, build, decode, encode
 from .errors import StoreError
 from .records import WRITES, Event, canonical, checked_name, strict_json
@@ -25,10 +25,12 @@ SINGLE = ".safetensors"
 
 
 def export(store: IdentityStore, name: str, path: Path) -> Path:
+    from safetensors.torch import save
+
     if path.exists() or path.is_symlink():
         raise StoreError(f"{path} is there already; an export begins a new folder or file")
     head, events, log, identity = store.settled(lambda: _read(store, name))
-    journal: dict[str, Any] = {
+    journal = {
         "schema": SCHEMA,
         "name": name,
         "digest": head.digest,
@@ -44,7 +46,7 @@ def export(store: IdentityStore, name: str, path: Path) -> Path:
         write_bytes(path, encode(identity, journal=journal), private=True)
         return path
     with new_folder(path, private=True) as draft:
-        (draft / TENSORS).write_bytes(pack({name: t.clone() for name, t in identity.tensors().items()}))
+        (draft / TENSORS).write_bytes(save(identity.tensors(), metadata={"format": "pt"}))
         (draft / CONFIG).write_text(json.dumps(identity.config(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         (draft / JOURNAL).write_text(json.dumps(journal, indent=1) + "\n", encoding="utf-8")
     return path

@@ -129,7 +129,7 @@ class Commit:
             raise CheckpointError(f"a commit is recorded as {id!r:.80}, with {body!r:.80}: the database is damaged")
         if hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest() != id:
             raise CheckpointError(f"the record of commit {id[:12]} is not the one that was written: its hash differs")
-        record: dict[str, Any] = strict_json(body, f"commit {id[:12]}")
+        record = strict_json(body, f"commit {id[:12]}")
         try:
             record |= {"id": id, "sources": tuple(record["sources"])}
             return cls(**record)

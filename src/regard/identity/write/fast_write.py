@@ -16,7 +16,6 @@ import json
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -120,7 +119,7 @@ def read_file(path: Path) -> FastWrite:
         data = read_plain(path, LARGEST, follow=True)
         numbers = load(data)
         size = int.from_bytes(data[:8], "little")
-        about: Any = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["about"])
+        about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["about"])
         if not isinstance(about, dict) or not isinstance(about.get("fingerprint"), str):
             raise CheckpointError(f"{path} does not say which base it was learned on")
         mean = numbers.get("mean.k", torch.empty(0))
