@@ -19,8 +19,9 @@ from demo.screen import Screen
 from regard.errors import CheckpointError
 from regard.identity.body import Body, body_of, frozen
 from regard.identity.experience import observe
-from regard.identity.sleep.consolidate import SleepRule, consolidate
+from regard.identity.sleep.consolidate import consolidate
 from regard.identity.sleep.items import Item, answers_item, losses
+from regard.identity.sleep.rule import SleepRule
 from regard.identity.speaking import living
 from regard.identity.state import Form, Identity
 from regard.identity.why import along

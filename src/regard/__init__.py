@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .identity import (
         Identity,
         IdentityStore,
+        Person,
         Rule,
         consolidate,
         generate,
@@ -38,7 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Additive", "All", "Allow", "Attended", "Causal", "CheckpointError", "CombinationError", "Document", "Identity",
-    "IdentityStore", "LowRank", "Mask", "NumericsError", "Padding", "Plan", "Prefix", "RegardError", "Rule", "Self", "ShapeError",
+    "IdentityStore", "LowRank", "Mask", "NumericsError", "Padding", "Person", "Plan", "Prefix", "RegardError", "Rule", "Self", "ShapeError",
     "Spec", "SpecError", "State", "StateError", "Window", "attend", "consolidate", "explain", "generate", "geometry", "identity",
     "imprint", "inject", "inspect", "living", "models", "nn", "observe", "parse", "position", "selection", "stream", "study",
     "train",
@@ -54,7 +55,7 @@ _PARTS = {
         "CheckpointError", "CombinationError", "NumericsError", "RegardError", "ShapeError", "SpecError", "StateError",
     ),
     "identity": (
-        "Identity", "IdentityStore", "Rule", "consolidate", "generate", "imprint", "inject", "living", "observe", "stream",
+        "Identity", "IdentityStore", "Person", "Rule", "consolidate", "generate", "imprint", "inject", "living", "observe", "stream",
     ),
     "state": ("Additive", "LowRank", "Self", "State"),
 }  # fmt: skip

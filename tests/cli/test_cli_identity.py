@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from typer.testing import CliRunner
 
 from regard.cli.main import app
 from regard.identity import IdentityStore
+from regard.identity.sleep.rule import SleepRule
 from regard.models import LlamaConfig
 from regard.models.convert import save
 
@@ -192,10 +192,10 @@ def test_a_password_never_reaches_the_terminal(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.usefixtures("short_nights")
 def test_a_night_whose_commit_is_forgotten_meanwhile_is_not_kept(model: str, db: Path, monkeypatch: pytest.MonkeyPatch):
-    import regard.cli.sleep as module
+    import regard.identity.sleep.stored as module
 
     imprint(model)
-    real = module.write
+    real = module.write_checkpoint
 
     def then_deleted(*given: Any) -> None:
         real(*given)
@@ -204,7 +204,7 @@ def test_a_night_whose_commit_is_forgotten_meanwhile_is_not_kept(model: str, db:
         real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "write", then_deleted)
+        patch.setattr(module, "write_checkpoint", then_deleted)
         done = sleep(model)
     assert done.exit_code == 2, done.output
     assert "the night was not kept" in done.stderr
@@ -383,7 +383,7 @@ def test_models_that_do_not_chat_and_lines_that_are_no_text_are_refused(model: s
 
 
 def test_control_characters_never_reach_the_terminal():
-    from regard.cli.who import clean, spark
+    from regard.identity.wording import clean, spark
 
     assert clean("a\x1b[31mb\x07\n\t") == "a�[31mb�\n\t"
     assert spark([0.0, 0.5, 1.0]) == "▁▅█"
@@ -398,18 +398,16 @@ def sleep(model: str, *more: str) -> Result:
 @pytest.fixture
 def short_nights(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look after every step, and a measure by which every step helps: a random model has nothing to learn."""
-    # By its module's name: the package gives the function of that name.
-    consolidate = importlib.import_module("regard.identity.sleep.consolidate")
-    short = consolidate.SleepRule
+    from regard.identity.sleep import consolidate, stored
 
-    def rule(**given: Any) -> Any:
-        return short(**{"look_every": 1, "questions": 3, "held_back": 1, **given})
+    def rule(**given: Any) -> SleepRule:
+        return SleepRule(**{"look_every": 1, "questions": 3, "held_back": 1, **given})
 
     def moved(body: Any, work: Any, items: Any) -> float:
         return 0.0 if work.self is None else -float(work.self.s.abs().sum())
 
     monkeypatch.setattr(consolidate, "_mean_loss", moved)
-    monkeypatch.setattr(consolidate, "SleepRule", rule)
+    monkeypatch.setattr(stored, "SleepRule", rule)
 
 
 @pytest.mark.usefixtures("short_nights")
@@ -430,9 +428,9 @@ def test_a_night_that_is_broken_off_goes_on_to_the_same_morning(model: str, db: 
     imprint(model)
     good("identity", "fork", "mara", "whole")
     assert run("sleep", "-i", "whole", "-m", model, "--steps", "4").exit_code == 0
-    import regard.cli.sleep as module
+    import regard.identity.sleep.stored as module
 
-    real = module.write
+    real = module.write_checkpoint
 
     def stop(*given: Any) -> None:
         real(*given)
@@ -440,7 +438,7 @@ def test_a_night_that_is_broken_off_goes_on_to_the_same_morning(model: str, db: 
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "write", stop)
+        patch.setattr(module, "write_checkpoint", stop)
         done = sleep(model)
     assert done.exit_code == 130, done.output
     assert "--resume" in done.stderr
@@ -456,9 +454,9 @@ def test_a_night_that_is_broken_off_goes_on_to_the_same_morning(model: str, db: 
 
 @pytest.mark.usefixtures("short_nights")
 def test_a_night_that_was_left_behind_goes_when_its_identity_does(model: str, db: Path):
-    import regard.cli.sleep as module
+    import regard.identity.sleep.resume as module
     from regard.errors import CheckpointError
-    from regard.identity.sleep.consolidate import SleepCheckpoint, SleepRule
+    from regard.identity.sleep.consolidate import SleepCheckpoint
 
     imprint(model)
     with IdentityStore(db) as store:
@@ -466,8 +464,8 @@ def test_a_night_that_was_left_behind_goes_when_its_identity_does(model: str, db
     file = db.parent / "people.nights" / f"{head}.safetensors"
     one = torch.ones(2)
     night = SleepCheckpoint(3, {"s": one}, {"s": (one * 2, one * 3)}, {"s": one * 4}, 1.5, 2, 2.0, [(0, 2.0), (2, 1.5)])
-    module.write(file, SleepRule(steps=9), night)
-    rule, again = module.read(file)
+    module.write_checkpoint(file, SleepRule(steps=9), night)
+    rule, again = module.read_checkpoint(file)
     assert rule == SleepRule(steps=9)
     assert (again.step, again.best_loss, again.best_step, again.before, again.looks) == (3, 1.5, 2, 2.0, [(0, 2.0), (2, 1.5)])
     assert torch.equal(again.moments["s"][1], one * 3)
@@ -476,7 +474,7 @@ def test_a_night_that_was_left_behind_goes_when_its_identity_does(model: str, db
     assert not file.exists()
     file.write_bytes(b"rubbish")
     with pytest.raises(CheckpointError, match="no night that can go on"):
-        module.read(file)
+        module.read_checkpoint(file)
 
 
 def test_nobody_sleeps_who_has_lived_through_nothing(model: str):

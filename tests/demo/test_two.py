@@ -192,7 +192,7 @@ def test_mara_and_tom_ask_the_same_and_never_name_what_they_ask_for() -> None:
 
 def test_two_lives_are_measured_from_the_first_word_to_the_page(tmp_path: Path) -> None:
     """The whole study on a tiny model that knows nothing: everything that the page shows is there."""
-    from regard.identity.sleep.consolidate import SleepRule
+    from regard.identity.sleep.rule import SleepRule
     from tests.lives import letters, speaking
 
     sleep = SleepRule(steps=2, look_every=1, questions=3, held_back=1)

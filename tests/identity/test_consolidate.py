@@ -14,9 +14,10 @@ from regard.errors import RegardError, SpecError, StateError
 from regard.identity.body import base_of, body_of, frozen
 from regard.identity.experience import chat_tokens, observe
 from regard.identity.packed import Packed
-from regard.identity.sleep.consolidate import ALONE, SleepCheckpoint, SleepRule, consolidate, draft
+from regard.identity.sleep.consolidate import SleepCheckpoint, consolidate, draft
 from regard.identity.sleep.items import Item, answers_item, item_loss, logs_at, losses
 from regard.identity.sleep.lessons import INTERVIEW, PIECE, RETELL, Anchors, Lessons, _pieces, greedy, interview, retold
+from regard.identity.sleep.rule import ALONE, SleepRule
 from regard.identity.speaking import living
 from regard.identity.state import Identity
 from regard.identity.write.rule import Rule, SelfRule, imprint

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..identity.wording import clean, several, size, spark, word
+from .arguments import JsonOption, ModelOption, StoreOption, load, note, open_model, open_store
 from .generate import DEFAULT
 from .speech import fail, progress, table, verb
 from .upkeep import backup, check, gc, restore
-from .who import JsonOption, ModelOption, StoreOption, clean, load, note, open_model, open_store, several, size, spark, word
 
 if TYPE_CHECKING:
     from ..identity import Identity

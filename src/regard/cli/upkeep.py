@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from ..identity.wording import clean, several
+from .arguments import JsonOption, StoreOption, note, open_store
 from .speech import fail, table, verb
-from .who import JsonOption, StoreOption, clean, note, open_store, several
 
 Folder = Annotated[Path, typer.Argument(help="a folder", show_default=False)]
 

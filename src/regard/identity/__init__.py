@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from .body import base_of
     from .experience import Experience, observe
     from .hf.inject import Injected, inject
-    from .sleep.consolidate import SleepRule, Slept, consolidate
+    from .person import Person
+    from .sleep.consolidate import Slept, consolidate
+    from .sleep.rule import SleepRule
     from .speaking import generate, living, stream
     from .state import Base, Identity, Imprints, Life, SelfState, TraceState
     from .store import Event, IdentityStore
@@ -30,8 +32,10 @@ _PARTS = {
     "body": ("base_of",),
     "experience": ("Experience", "observe"),
     "hf.inject": ("Injected", "inject"),
+    "person": ("Person",),
     "speaking": ("generate", "living", "stream"),
-    "sleep.consolidate": ("SleepRule", "Slept", "consolidate"),
+    "sleep.consolidate": ("Slept", "consolidate"),
+    "sleep.rule": ("SleepRule",),
     "state": ("Base", "Identity", "Imprints", "Life", "SelfState", "TraceState"),
     "store": ("Event", "IdentityStore"),
     "write.rule": ("Rule", "imprint"),
@@ -40,7 +44,7 @@ _PARTS = {
 }
 _WHERE = {name: module for module, names in _PARTS.items() for name in names}
 __all__ = [
-    "Base", "Event", "Experience", "Identity", "IdentityStore", "Imprints", "Injected", "Life", "Rule", "SelfRule", "SelfState",
+    "Base", "Event", "Experience", "Identity", "IdentityStore", "Imprints", "Injected", "Life", "Person", "Rule", "SelfRule", "SelfState",
     "SleepRule", "Slept", "TraceRule", "TraceState", "base_of", "consolidate", "generate", "imprint", "inject", "living",
     "observe", "stream",
 ]  # fmt: skip

@@ -6,25 +6,39 @@ x is everything (the base model), a part (self, trace, imprints), one layer's re
 its place, so that the others are turned as before. The numbers are not shares of a whole: two imprints that say the same thing
 cover for each other, and each alone then seems to matter little.
 
-    found = why(model, mara, tokenizer.encode(prompt))
-    found.base, found.parts["imprints"], found.layers[12], found.imprints[3]
+    found = why(model, mara, tokenizer.encode(prompt), tokenizer=tokenizer)
+    found.base, found.parts["imprints"], found.layers[12], found.imprints[3], found.moments[3].source
+    print(found)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..errors import ShapeError
+from ..errors import ShapeError, SpecError
+from ..models.tokenizer import Tokenizer
 from .body import Body, body_of
 from .read.layer import ABSENT, LayerRead, layer_reads
 from .state import Identity
+from .wording import clean, spark, word
 
 Reads = Sequence[LayerRead | None]
+Tell = Callable[[str, float | None], object]
+SHOWN_TOKENS, SHOWN_IMPRINTS = 5, 8
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What an imprint is of."""
+
+    word: str
+    shock: float
+    source: str
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,24 @@ class Why:
     """Without this one imprint, by its index; those with the most influence first."""
     likely: tuple[tuple[int, float, float], ...]
     """The most likely tokens, and the probability of each with the identity and without."""
+    words: tuple[str, ...] = ()
+    """Those tokens to be read."""
+    moments: Mapping[int, Moment] = field(default_factory=dict[int, Moment])
+    """What the imprints of `imprints` are of, by their index."""
+    token: str = "the next token"
+    """Which token this is about."""
+
+    def __str__(self) -> str:
+        likely = zip(self.words[:SHOWN_TOKENS], self.likely, strict=False)
+        top = max(range(len(self.layers)), key=lambda i: self.layers[i])
+        return "\n".join([
+            f"{self.token}: {self.base:.4f} nats from the model itself",
+            "likely   " + "  ".join(f"{text} {p:.0%} ({q:.0%})" for text, (_, p, q) in likely),
+            "without  " + "  ".join(f"{part} {x:.4f}" for part, x in self.parts.items()),
+            f"layers   {spark(self.layers, len(self.layers))}  most in layer {top + 1} of {len(self.layers)}, {self.layers[top]:.4f}",
+            *(f"  {x:.4f}  {(m := self.moments[i]).word:<16} shock {m.shock:5.2f}  {clean(m.source)}"
+              for i, x in list(self.imprints.items())[:SHOWN_IMPRINTS]),
+        ])  # fmt: skip
 
 
 @torch.no_grad()
@@ -50,10 +82,11 @@ def why(
     tokens: Sequence[int],
     *,
     most: int | None = None,
-    tell: Callable[[str, float | None], object] = lambda what, share: None,
+    tokenizer: Tokenizer | None = None,
+    tell: Tell = lambda what, share: None,
 ) -> Why:
     """What moved the token after `tokens`. With `most`, only as many imprints are left out in turn, those with the steepest
-    gradient of KL(p ‖ base): on a small machine each one costs a forward."""
+    gradient of KL(p ‖ base): on a small machine each one costs a forward. Without a tokenizer, words are token numbers."""
     body = body_of(model)
     identity.base.refuse(body.base)
     if not len(tokens):
@@ -63,12 +96,45 @@ def why(
     was_training = model.training
     model.eval()
     try:
-        return _why(body, identity, ids, most, tell)
+        found = _why(body, identity, ids, most, tell)
     finally:
         model.train(was_training)
+    kept = identity.imprints
+    moments = {
+        i: Moment(word(tokenizer, [int(kept.token[i])]), float(kept.shock[i]), identity.sources[int(kept.source[i])])
+        for i in found.imprints
+    }
+    return replace(found, words=tuple(word(tokenizer, [t]) for t, _, _ in found.likely), moments=moments)
 
 
-def _why(body: Body, identity: Identity, ids: Tensor, most: int | None, tell: Callable[[str, float | None], object]) -> Why:
+def why_answer(
+    model: nn.Module,
+    identity: Identity,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    at: int | None = None,
+    *,
+    most: int | None = None,
+    tokenizer: Tokenizer | None = None,
+    tell: Tell = lambda what, share: None,
+) -> Why:
+    """What moved token `at` of an answer, counted from 1; without `at`, the token that the identity moved most."""
+    if at is None:
+        distances = moved(model, identity, prompt, answer) if answer else [0.0]
+        at = 1 + distances.index(max(distances))
+    if not 1 <= at <= max(len(answer), 1):
+        raise SpecError(f"token {at}: the last answer has tokens 1 to {len(answer)}; leave it out for the one that moved most")
+    found = why(model, identity, [*prompt, *answer[: at - 1]], most=most, tokenizer=tokenizer, tell=tell)
+    return replace(found, token=f"token {at}, {word(tokenizer, answer[at - 1 : at])!r}") if answer else found
+
+
+def moved(model: nn.Module, identity: Identity, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
+    """KL(identity ‖ model) at every token of an answer, in nats."""
+    mine, base = (along(model, who, prompt, answer) for who in (identity, None))
+    return [kl(p, q) for p, q in zip(mine, base, strict=True)]
+
+
+def _why(body: Body, identity: Identity, ids: Tensor, most: int | None, tell: Tell) -> Why:
     def reads_of(who: Identity) -> list[LayerRead | None]:
         return layer_reads([who], body.scales, device=body.device)
 
@@ -159,4 +225,4 @@ def _steepness(body: Body, whole: Reads, ids: Tensor, n: int) -> Tensor:
     return grad[-n:].abs()
 
 
-__all__ = ["Why", "along", "kl", "why"]
+__all__ = ["Moment", "Why", "along", "kl", "moved", "why", "why_answer"]

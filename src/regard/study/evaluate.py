@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from ..identity.body import Body, body_of, frozen
 from ..identity.experience import Experience, observe
 from ..identity.packed import Packed
-from ..identity.sleep.consolidate import ALONE, Part, SleepRule, consolidate
+from ..identity.sleep.consolidate import consolidate
 from ..identity.sleep.items import Item, anchor_item, answers_item, losses
 from ..identity.sleep.lessons import Anchors, greedy, interview
+from ..identity.sleep.rule import ALONE, Part, SleepRule
 from ..identity.speaking import living
 from ..identity.state import Identity, SelfState, TraceState
 from ..identity.write.imprints import KEEPERS

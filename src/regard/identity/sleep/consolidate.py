@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,48 +31,7 @@ from ..read.layer import LayerRead, layer_reads
 from ..state import Form, Identity, SelfState, TraceState
 from .items import Item, history_item, losses
 from .lessons import Anchors, Lessons, interview, retold
-
-Part = Literal["self", "trace", "imprints"]
-
-
-@dataclass(frozen=True)
-class SleepRule:
-    """How long and how firmly; the defaults were chosen on people of the training pool."""
-
-    steps: int = 12
-    parts: tuple[Part, ...] = ("self", "trace", "imprints")
-    form: Form = "self_token"
-    """Of the self, where there is none yet."""
-    rank: int = 8
-    """Of the trace, where there is none yet."""
-    rate: float = 0.009
-    """Adam's, for the trace; it falls to a fifth of this in the course of a night, as all of them do."""
-    self_rate: float = 0.015
-    """Adam's, for the self as a token; a key bias needs a fifth of it."""
-    value_rate: float = 0.04
-    """Adam's, for what imprints say, as a share of the spread of their numbers."""
-    anchor: float = 1.5
-    """How firmly the base is held to on strangers' conversations."""
-    calm: float = 4.0
-    """The same on neutral prose."""
-    questions: int = 10
-    """Of the interview, those where the history matters most."""
-    held_back: int = 3
-    """Of these, never trained on: they say when to stop."""
-    look_every: int = 6
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.look_every < 1 or not 0 < self.held_back < self.questions:
-            raise SpecError(f"{self}: steps and look_every are at least 1, and some questions are held back, not all")
-        if not self.parts or set(self.parts) - {"self", "trace", "imprints"}:
-            raise SpecError(f"parts={self.parts}: choose from self, trace and imprints")
-        if self.rank < 2 or self.rank % 2:
-            raise SpecError(f"rank={self.rank}: half of it is for either sign, so it is even and at least 2")
-
-
-ALONE = SleepRule(parts=("self", "trace"), steps=14, rate=0.05, self_rate=0.09, anchor=3.0, calm=3.0)
-"""For a self or a trace without imprints: they act everywhere, so they learn faster and are held more firmly."""
+from .rule import SleepRule
 
 
 @dataclass(eq=False)
@@ -216,24 +175,12 @@ def consolidate(
     identity.base.refuse(body.base)
     if not any(len(c) for c in history):
         raise StateError("there is no history to sleep over; imprint a conversation first")
-    flat = [dict(m) for c in history for m in c]
     # What the history is compared with is the base, whoever lives in the model meanwhile.
     with frozen(model), body.read([None] * body.base.depth):
         if items is None:
             tell("asking itself about the history", None)
-            items = interview(body, tokenizer, flat, rule.questions)
-        held, studied = items[: rule.held_back * 2 : 2], [*items[1 : rule.held_back * 2 : 2], *items[rule.held_back * 2 :]]
-        again = [item for c in history if len(c) if len((item := history_item(body, tokenizer, c)).at)]
-        if not held or not again:
-            raise StateError(
-                "nobody says anything in this history, or no questions were held back; there is nothing to sleep over"
-            )
-        lessons = Lessons(
-            studied,
-            again,
-            retold(body, tokenizer, history),
-            anchors or Anchors(body, tokenizer),
-        )
+            items = interview(body, tokenizer, [dict(m) for c in history for m in c], rule.questions)
+        held, lessons = _split(body, tokenizer, history, items, rule, anchors)
         work = draft(identity, rule)
         optimiser = torch.optim.Adam(_groups(work, rule))
         if night is None:
@@ -246,24 +193,10 @@ def consolidate(
         interrupted = False
         try:
             while night.step < rule.steps:
-                optimiser.zero_grad()
-                # Each step draws from a seed of its own, so that a night that was broken off goes on as it would have.
-                pick = torch.Generator().manual_seed(rule.seed * 100_003 + night.step)
-                lesson = lessons.of(night.step, rule, pick)
-                with torch.enable_grad(), body.read(work.reads(body.scales, body.device)):
-                    found = losses(body, [item for _, item in lesson])
-                    torch.stack([w * x for (w, _), x in zip(lesson, found, strict=True)]).sum().backward()
-                for group in optimiser.param_groups:
-                    group["lr"] = group["pace"] * (1 - 0.8 * night.step / rule.steps)
-                optimiser.step()
+                _step(body, work, optimiser, lessons, night.step, rule)
                 night.step += 1
                 if night.step % rule.look_every == 0 or night.step == rule.steps:
-                    # Judged as it will be kept, packed.
-                    loss = _mean_loss(body, work.identity(), held)
-                    night.looks.append((night.step, loss))
-                    if loss < night.best_loss:
-                        night.best_loss, night.best_step = loss, night.step
-                        night.best = {n: x.detach().clone() for n, x in work.leaves.items()}
+                    _look(body, work, held, night)
                 _remember(work, optimiser, night)
                 on_step(night)
                 tell("sleeping", night.step / rule.steps)
@@ -275,6 +208,39 @@ def consolidate(
     work.leaves = night.best
     woken = work.identity()
     return replace(woken, life=replace(woken.life, sleeps=woken.life.sleeps + 1)), slept
+
+
+def _split(
+    body: Body, tokenizer: Tokenizer, history: Sequence[Chat], items: list[Item], rule: SleepRule, anchors: Anchors | None
+) -> tuple[list[Item], Lessons]:
+    """The questions that are held back, and all that is learned from."""
+    held, studied = items[: rule.held_back * 2 : 2], [*items[1 : rule.held_back * 2 : 2], *items[rule.held_back * 2 :]]
+    again = [item for c in history if len(c) if len((item := history_item(body, tokenizer, c)).at)]
+    if not held or not again:
+        raise StateError("nobody says anything in this history, or no questions were held back; there is nothing to sleep over")
+    return held, Lessons(studied, again, retold(body, tokenizer, history), anchors or Anchors(body, tokenizer))
+
+
+def _step(body: Body, work: Draft, optimiser: torch.optim.Adam, lessons: Lessons, step: int, rule: SleepRule) -> None:
+    """One gradient step."""
+    optimiser.zero_grad()
+    # Each step draws from a seed of its own, so that a night that was broken off goes on as it would have.
+    lesson = lessons.of(step, rule, torch.Generator().manual_seed(rule.seed * 100_003 + step))
+    with torch.enable_grad(), body.read(work.reads(body.scales, body.device)):
+        each = losses(body, [item for _, item in lesson])
+        torch.stack([w * x for (w, _), x in zip(lesson, each, strict=True)]).sum().backward()
+    for group in optimiser.param_groups:
+        group["lr"] = group["pace"] * (1 - 0.8 * step / rule.steps)
+    optimiser.step()
+
+
+def _look(body: Body, work: Draft, held: list[Item], night: SleepCheckpoint) -> None:
+    """The loss on what was held back, of the state as it will be kept: packed. The best state is set aside."""
+    loss = _mean_loss(body, work.identity(), held)
+    night.looks.append((night.step, loss))
+    if loss < night.best_loss:
+        night.best_loss, night.best_step = loss, night.step
+        night.best = {n: x.detach().clone() for n, x in work.leaves.items()}
 
 
 @torch.no_grad()

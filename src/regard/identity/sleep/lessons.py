@@ -25,7 +25,7 @@ from .items import Item, anchor_item, answers_item, any_of, logs_at, losses
 from .texts import INTERVIEW, NEUTRAL, RETELL, STRANGERS
 
 if TYPE_CHECKING:
-    from .consolidate import SleepRule
+    from .rule import SleepRule
 
 ANSWER = 16
 """Tokens of an answer to an interview's question at most."""

@@ -31,6 +31,11 @@ class Reading:
         with self.db.read() as c:
             return self.db.names(c)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether somebody has this name."""
+        with self.db.read() as c:
+            return self.db.head(c, checked_name(name)) is not None
+
     def head(self, name: str) -> Commit:
         with self.db.read() as c:
             return self.head_of(c, name)

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -23,13 +23,12 @@ from ...models.tokenizer import Tokenizer
 from ..body import base_of
 from ..experience import Chat, chat_tokens, observe
 from ..read.body import PIECE
+from ..sleep.consolidate import SleepCheckpoint, Slept, consolidate
+from ..sleep.rule import SleepRule
 from ..speaking import living
 from ..state import Identity
 from ..write.rule import Rule, imprint
 from . import Event
-
-if TYPE_CHECKING:
-    from ..sleep.consolidate import SleepCheckpoint, SleepRule, Slept
 
 MOST_HISTORY = 3000
 """Tokens of a history that is slept over at most, the youngest: all of it has to stand in the model's context at once."""
@@ -43,8 +42,13 @@ def imprint_event(
     text: str | Chat, *, source: str, rule: Rule | None = None, affect: Affect = 1.0, piece: int = PIECE
 ) -> Event:
     """The event of an imprint, with all that is needed to let it happen again."""
-    words = text if isinstance(text, str) else json.dumps([dict(m) for m in text], ensure_ascii=False)
-    return Event("imprint", source=source, text=words, rule={**(rule or Rule()).to_json(), "affect": affect, "piece": piece})
+    settings = {**(rule or Rule()).to_json(), "affect": affect, "piece": piece}
+    return Event("imprint", source=source, text=event_text(text), rule=settings)
+
+
+def event_text(text: str | Chat) -> str:
+    """A text or a chat as an event keeps it; `content` reads it back."""
+    return text if isinstance(text, str) else json.dumps([dict(m) for m in text], ensure_ascii=False)
 
 
 def sleep_event(rule: SleepRule, slept: Slept) -> Event:
@@ -108,8 +112,6 @@ def _imprinted(model: nn.Module, tokenizer: Tokenizer, identity: Identity, event
 def _slept(
     model: nn.Module, tokenizer: Tokenizer, identity: Identity, event: Event, before: Sequence[Event], tell: Tell
 ) -> Identity:
-    from ..sleep.consolidate import consolidate
-
     past = history(before, tokenizer)
     if not past:
         return identity
@@ -126,8 +128,6 @@ def _slept(
 
 def sleep_rule(found: Mapping[str, Any]) -> SleepRule:
     """A rule from the JSON of an event."""
-    from ..sleep.consolidate import SleepRule
-
     known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k != "until"}
     try:
         return SleepRule(**known)
@@ -223,6 +223,7 @@ __all__ = [
     "apply_event",
     "content",
     "cut",
+    "event_text",
     "history",
     "imprint_event",
     "replay",

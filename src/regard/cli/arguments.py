@@ -1,0 +1,83 @@
+"""What the verbs about identities are given: a model, a store, a name, an affect."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..identity.wording import clean
+from .generate import DEFAULT
+from .speech import fail
+
+if TYPE_CHECKING:
+    from ..identity import Base, Identity, IdentityStore
+    from ..models.base import Model
+    from ..models.tokenizer import Tokenizer
+
+Tell = Callable[[str, float | None], None]
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", help="a name from `regard models list`, a folder, a .gguf or a .bin")
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        envvar="REGARD_STORE",
+        help="a file, or a PostgreSQL URL [default: identities.db in the cache]",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text")]
+
+
+def open_model(source: str, tell: Tell) -> tuple[Model, Tokenizer, Base]:
+    """A model, its tokenizer, and who it is."""
+    from ..identity.opened import opened
+    from ..models import downloads
+
+    if source == DEFAULT and not downloads.present(DEFAULT):
+        fail("no model is here yet; get SmolLM2 (93 MB) with: regard models get smollm2, or name one with --model")
+    return opened(source, tell)
+
+
+def open_store(url: str | None) -> IdentityStore:
+    from ..identity import IdentityStore
+
+    return IdentityStore(url)
+
+
+def load(store: IdentityStore, name: str, base: Base | None = None) -> Identity:
+    """The identity at the head of a name; an unknown one is answered with how to begin it."""
+    from ..identity.store import StoreError
+
+    try:
+        store.head(name)
+    except StoreError as error:
+        fail(f"{error}; begin one with: regard identity new {clean(name)}")
+    return store.load(name, base)
+
+
+def parse_affect(text: str) -> Any:
+    """A number from −1 to 1, or "estimated"."""
+    if text == "estimated":
+        return text
+    try:
+        number = float(text.replace("−", "-"))
+    except ValueError:
+        number = float("nan")
+    if not -1 <= number <= 1:
+        from ..errors import SpecError
+
+        raise SpecError(f"affect {text!r:.40}: give a number from -1 (it hurt) to 1 (it mattered), or estimated")
+    return number
+
+
+def note(text: str) -> None:
+    """A remark to whoever watches: stdout is for results."""
+    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+        text = f"\x1b[2m{text}\x1b[0m"
+    typer.echo(text, err=True)

@@ -1,0 +1,246 @@
+"""A conversation on the command line: turns that are imprinted, commands about them, and two people side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from ..errors import RegardError, SpecError, StateError
+from ..identity import Base, Identity, IdentityStore, Rule
+from ..identity.conversation import Answer, Conversation
+from ..identity.store.imprinting import imprint_into
+from ..identity.why import along, kl, moved
+from ..identity.wording import clean, several, size, spark
+from ..models.decode.sampling import Sampling
+from ..models.decode.stream import Token
+from .arguments import note, parse_affect
+from .identity import steps, summary
+from .speech import progress
+
+COMMANDS = """/why [N|most]    what of the identity moved the answer's first token, its Nth, or the one it moved most
+/compare         the model's own answer to the last message, without the identity
+/new             a fresh conversation, in which what was imprinted so far is remembered
+/rollback [N]    undo the last N imprints (or go back to a commit), and begin a fresh conversation
+/fork NAME       go on as a second identity; the first stays as it is
+/affect X        how deeply what follows is imprinted, from -1 to 1, or estimated
+/who             who is speaking
+/help            this
+/quit            the end, as Ctrl-D; Ctrl-C only stops an answer"""
+QUIT = ("/quit", "/exit", "/q")
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What stays as it is for the whole of a chat."""
+
+    sampling: Sampling
+    weights: Any
+    rule: Rule
+    source: str
+    system: str | None
+    read_only: bool
+
+
+@dataclass
+class Talk:
+    """A conversation, and whoever takes part in it."""
+
+    store: IdentityStore
+    settings: Settings
+    conversation: Conversation
+    base: Base
+    affect: Any
+    name: str | None
+    """None is the model itself."""
+
+    def hear(self, line: str) -> bool:
+        """One line; False when it ends the chat. What goes wrong in it is said, and the chat goes on."""
+        if line in QUIT:
+            return False
+        try:
+            if line.startswith("/"):
+                self.command(line)
+            else:
+                self.turn(line)
+        except RegardError as error:
+            typer.echo(f"error: {error}", err=True)
+        except KeyboardInterrupt:
+            note("stopped")
+        return True
+
+    def command(self, line: str) -> None:
+        verb, _, rest = line.partition(" ")
+        known: dict[str, Callable[[str], None]] = {
+            "/why": self.why, "/compare": self.compare, "/new": self.new, "/rollback": self.rollback, "/fork": self.fork,
+            "/affect": self.feel, "/who": self.who, "/help": lambda _: typer.echo(COMMANDS),
+        }  # fmt: skip
+        if verb not in known:
+            raise SpecError(f"{clean(verb)!r} is no command; there are {', '.join(known)} and /quit")
+        known[verb](rest.strip())
+
+    # -- talking -----------------------------------------------------------------------------------------------------
+
+    def answer(self, text: str, show: Callable[[Token], object] | None = None) -> Answer:
+        s = self.settings
+        return self.conversation.ask(text, s.sampling, weights=s.weights, on_token=show)
+
+    def turn(self, text: str) -> None:
+        def show(token: Token) -> None:
+            sys.stdout.write(clean(token.text))
+            sys.stdout.flush()
+
+        answer = self.answer(text, show)
+        typer.echo()
+        if answer.ending == "interrupted":
+            note("stopped; an answer that was not finished is not imprinted")
+        elif self.name is not None and not self.settings.read_only:
+            self.imprint(self.name, answer)
+
+    def imprint(self, name: str, answer: Answer) -> None:
+        """The turn into the identity as it is now, which may be ahead of the one that is being read."""
+        talk, s = self.conversation, self.settings
+        done = imprint_into(
+            self.store,
+            name,
+            talk.model,
+            talk.tokenizer,
+            answer.turn,
+            source=s.source,
+            rule=s.rule,
+            affect=self.affect,
+            again=True,
+        )
+        head = self.store.find(str(done.commit))
+        best = f" ({', '.join(done.words[:SHOWN])})" if done.words else ""
+        note(f"[{name} {head.id[:12]}: kept {done.count}{best}, {size(head.bytes)}]")
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def mine(self) -> tuple[str, Identity]:
+        """Who is speaking, by name and as this conversation reads them."""
+        if self.name is None or self.conversation.identity is None:
+            raise StateError("nobody but the model is here; start with: regard chat --identity NAME")
+        return self.name, self.conversation.identity
+
+    def new(self, _: str, why: str = "a fresh conversation") -> None:
+        who = None if self.name is None else self.store.load(self.name, self.base)
+        self.conversation = Conversation(self.conversation.model, self.conversation.tokenizer, who, system=self.settings.system)
+        note(why)
+
+    def rollback(self, to: str) -> None:
+        name, _ = self.mine()
+        commit = self.store.rollback(name, steps(to or "1"))
+        self.new("", f"{name} {commit.id[:12]}: {commit.message}; a fresh conversation")
+
+    def fork(self, name: str) -> None:
+        first, _ = self.mine()
+        commit = self.store.fork(first, name)
+        note(f"{name} {commit.id[:12]} goes on from here; {first} stays as it is")
+        self.name = name
+
+    def feel(self, text: str) -> None:
+        if text:
+            self.affect = parse_affect(text)
+        note(f"affect is {self.affect}")
+
+    def who(self, _: str) -> None:
+        name, reading = self.mine()
+        head = self.store.head(name)
+        typer.echo("\n".join([f"{name} {head.id[:12]}", *summary(self.store.load(name), self.conversation.tokenizer, SHOWN)]))
+        ahead = head.tokens - reading.life.tokens
+        if ahead > 0:
+            note(f"{several(ahead, 'token')} of this conversation will be remembered after /new")
+
+    def last(self) -> Answer:
+        if self.conversation.last is None:
+            raise StateError("nothing was answered yet; say something first")
+        return self.conversation.last
+
+    def why(self, which: str) -> None:
+        _, reading = self.mine()
+        if reading.empty:
+            note(
+                "the identity was empty when this conversation began: the answer is the model's own (/new reads what was imprinted)"
+            )
+            return
+        answer, talk = self.last(), self.conversation
+        at = 1
+        if which == "most" and answer.tokens:
+            distances = moved(talk.model, reading, answer.prompt, answer.tokens)
+            at = 1 + distances.index(max(distances))
+            typer.echo(f"moved    {spark(distances, 60)}  most at token {at}")
+        elif which:
+            if not which.isdecimal():
+                raise SpecError(f"/why {clean(which)}: the last answer has tokens 1 to {len(answer.tokens)}, or say most")
+            at = int(which)
+        with progress() as tell:
+            typer.echo(str(answer.why(talk.model, talk.tokenizer, at, tell)))
+
+    def compare(self, _: str) -> None:
+        answer, talk = self.last(), self.conversation
+        name, reading = self.mine()
+        alone = Conversation(talk.model, talk.tokenizer, None, talk.messages[:-2], talk.system)
+        other = alone.ask(answer.question, self.settings.sampling, weights=self.settings.weights)
+        typer.echo(clean(other.text))
+        if answer.tokens:
+            mine, base = (along(talk.model, who, answer.prompt, answer.tokens) for who in (reading, None))
+            note(f"KL({name} ‖ model) {kl(mine, base):.4f} nats a token along the answer of {name}")
+
+
+def compare(first: Talk, second: Talk, lines: Iterator[str]) -> None:
+    """Every message to both; each has a conversation of its own."""
+    for line in lines:
+        if line in QUIT:
+            return
+        if line.startswith("/"):
+            if line == "/new":
+                first.conversation.messages, second.conversation.messages = [], []
+            else:
+                note("while two are compared there are /new and /quit")
+            continue
+        before = list(first.conversation.messages), list(second.conversation.messages)
+        try:
+            _compare_turn(first, second, line)
+        except (RegardError, KeyboardInterrupt) as error:
+            # Both go on from the same message, or neither does.
+            first.conversation.messages, second.conversation.messages = before
+            if isinstance(error, KeyboardInterrupt):
+                note("stopped")
+            else:
+                typer.echo(f"error: {error}", err=True)
+
+
+def _compare_turn(first: Talk, second: Talk, line: str) -> None:
+    model, names, answers = first.conversation.model, (first.name, second.name), list[Answer]()
+    with progress() as tell:
+        for talk in (first, second):
+            tell(f"{talk.name} answers", None)
+            answers.append(talk.answer(line))
+            if answers[-1].ending == "interrupted":
+                raise KeyboardInterrupt
+        tell("comparing", None)
+        notes: list[str] = []
+        a, b = answers
+        if a.tokens:
+            mine, other, base = (along(model, who, a.prompt, a.tokens) for who in (a.identity, b.identity, None))
+            notes += [f"KL({names[0]} ‖ {names[1]}) {kl(mine, other):.4f}", f"KL({names[0]} ‖ model) {kl(mine, base):.4f}"]
+        if b.tokens:
+            mine, base = (along(model, who, b.prompt, b.tokens) for who in (b.identity, None))
+            notes.append(f"KL({names[1]} ‖ model) {kl(mine, base):.4f}")
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        made = Table(*map(str, names), expand=True)
+        made.add_row(*(escape(clean(x.text)) for x in answers))
+        Console().print(made)
+    else:
+        for name, x in zip(names, answers, strict=True):
+            typer.echo(f"{name}: {clean(x.text)}")
+    typer.echo(", ".join(notes) + " nats a token along each one's answer")
