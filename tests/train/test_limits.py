@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import pytest
 import typer
+from regard.train.limits import RANGES, shown
 from typer.testing import CliRunner
 
 from regard.cli.train import train as train_verb
-from regard.train import FAMILIES, ConfigError, DataError, TrainError, config, load_run, train
-from regard.train.limits import RANGES, shown
+from regard.models.downloads import open_model
+from regard.train import FAMILIES, ConfigError, DataError, TrainError, config, train
 from regard.train.settings import read
 
 app = typer.Typer()
@@ -141,7 +142,7 @@ def test_a_model_that_cannot_be_is_refused_before_a_folder_is_made(small, tmp_pa
 def test_sizes_of_the_model_follow_the_data_unless_they_are_given(small, tmp_path):
     train(small("train.steps=1"), tmp_path / "follows", quiet=True)
     train(small("train.steps=1", "model.vocabulary=96", "model.context=32"), tmp_path / "given", quiet=True)
-    (follows, words), (given, _) = load_run(tmp_path / "follows"), load_run(tmp_path / "given")
+    (follows, words), (given, _) = open_model(tmp_path / "follows"), open_model(tmp_path / "given")
     assert (follows.config.vocabulary, follows.config.context) == (len(words), 8)
     assert (given.config.vocabulary, given.config.context) == (96, 32)
     assert given.head.weight.shape[0] == 96

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import RegardError
-from .settings import ConfigError, TrainConfig
+from ..models.schema import ConfigError
+from .settings import TrainConfig
 
 Spread = Literal["none", "ddp", "fsdp"]
 TEXT = 4096
