@@ -143,7 +143,7 @@ def test_a_trained_model_is_read_back(small, tmp_path):
     assert model.head.weight is model.embed.weight
     logits = model(torch.tensor([tokenizer.encode("mercy")])).logits
     assert logits.shape == (1, 5, tokenizer.size)
-    with pytest.raises(CheckpointError, match="it has no config.json"):
+    with pytest.raises(CheckpointError, match=r"it has no config\.json"):
         open_model(tmp_path)
 
 

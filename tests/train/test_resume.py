@@ -136,7 +136,7 @@ def test_a_run_of_an_earlier_version_says_what_to_do(small, run):
     path.write_text(path.read_text().replace("regard-checkpoint-2", "regard-checkpoint-1"))
     before = contents(run)
     for read in (lambda: open_model(run), lambda: train(small("train.steps=6"), run, resume=True, quiet=True)):
-        with pytest.raises(CheckpointError, match="earlier version.*go on with it there, or train anew"):
+        with pytest.raises(CheckpointError, match=r"earlier version.*go on with it there, or train anew"):
             read()
     assert contents(run) == before
 

@@ -95,7 +95,6 @@ RANGES: dict[str, Range] = {
     "model.memories": Range(1, SIZE),
     "model.steps": Range(1, 1 << 16),
     "model.rate": POSITIVE,
-    "model.types": Range(1, 1 << 16),
     "model.eps": Range(0, 1, above=True),
     "model.alpha": Range(0, 1, above=True),
     "model.dropout": Range(0, 1, below=True),

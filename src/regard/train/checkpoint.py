@@ -135,6 +135,8 @@ class Store:
         progress = read_progress(folder)
         verify(folder, (OPTIMIZER,))
         unknown = progress.updates.keys() - dict(model.named_parameters()).keys()
+        if progress.step and not progress.updates:
+            raise CheckpointError(f"{folder}/{STATE} is at step {progress.step} and counts no updates: it is not whole")
         if unknown:
             raise CheckpointError(f"{folder}/{STATE} counts updates of {min(unknown)}, which this model does not have")
         _prepare(model, optimizer, progress)

@@ -156,3 +156,10 @@ def part_of_step(module: nn.Module, last: bool) -> Generator[None]:
     if shards is not None:
         shards(last)
     yield
+
+
+def to_shards(module: nn.Module) -> None:
+    """What a sharded model has gathered for its last call goes back to the ranks: only shards are saved."""
+    reshard: Any = getattr(module, "reshard", None)
+    if reshard is not None:
+        reshard()

@@ -30,7 +30,7 @@ from .checkpoint import Progress, Source, Store, read_progress
 from .corpus import Corpus
 from .data import Tokens, Windows, find_text
 from .data import tokens as open_tokens
-from .distributed import Ranks, part_of_step, spread
+from .distributed import Ranks, part_of_step, spread, to_shards
 from .distributed import joined as joined_ranks
 from .optim import adamw, clip, rate, set_rate
 from .report import Metrics, Reporter, reporter
@@ -261,6 +261,7 @@ class Trainer:
                 mark, marked = time.perf_counter(), tokens
             early = 0 < c.train.patience <= progress.waited
             if better or done or early or stop or step % c.train.save_every == 0:
+                to_shards(self.module)
                 self.store.save(self.model, self.optimizer, progress, better)
             if (early or stop) and not done:
                 stopped = "early" if early else "interrupted"
