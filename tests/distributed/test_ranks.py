@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from regard.models.downloads import open_model
 from regard.train import Config, ConfigError, config, train
-from regard.train.checkpoint import iter_metrics, load_run
+from regard.train.checkpoint import iter_metrics
 from regard.train.distributed import joined
 
 TEXT = "Now is the winter of our discontent made glorious summer by this sun of York;\n" * 30
@@ -94,7 +95,7 @@ def test_two_ranks_walk_through_one_ranks_losses_and_one_rank_goes_on(kind, plac
     assert sum("loss" in r for r in iter_metrics(place / kind)) == 8
     files = {p.suffix for p in (place / kind).rglob("*") if p.is_file()}
     assert files == {".safetensors", ".json", ".jsonl", ".yaml"}
-    model, tokenizer = load_run(place / kind)
+    model, tokenizer = open_model(place / kind)
     assert torch.isfinite(model(torch.tensor([tokenizer.encode("York")])).logits).all()
     train(one_rank(place, "train.steps=12"), place / kind, resume=True, quiet=True)
     assert_agree(place / kind, alone)

@@ -23,7 +23,7 @@ from regard.models.gpt2 import GPT2Config
 from regard.models.ngpt import NGPTConfig
 from regard.models.recurrent import RecurrentConfig
 from regard.models.routing import RoutingConfig
-from regard.models.sentencepiece import Pieces, write_tokenizer_bin
+from regard.models.sentencepiece import Pieces, tokenizer_bin
 from regard.models.t5 import T5Config
 
 SMALL = LlamaConfig(vocabulary=40, width=16, depth=2, heads=4, key_heads=2, hidden=23, context=12)
@@ -132,7 +132,7 @@ def write_checkpoints(root: Path) -> None:
         write_gguf(root / "gguf" / f"{words}.gguf", words=words)
     for version in (0, 1):
         write_bin(root / f"bin {version}" / "m.bin", bool(version), True)
-        write_tokenizer_bin(pieces(), root / f"bin {version}" / "tokenizer.bin")
+        (root / f"bin {version}" / "tokenizer.bin").write_bytes(tokenizer_bin(pieces()))
 
 
 def _shard(source: Path, target: Path) -> None:

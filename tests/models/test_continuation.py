@@ -15,7 +15,7 @@ from regard.models import LlamaConfig
 from regard.models.continuation import Continuation
 from regard.models.decode.generate import Sampling, Token, generate
 from regard.models.decode.stream import Stream
-from regard.models.sentencepiece import write_tokenizer_bin
+from regard.models.sentencepiece import tokenizer_bin
 from regard.models.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = ["once upon a time", "on  ce\nup 日本 é.", "a don't upon. s"]
@@ -24,7 +24,7 @@ TEXTS = ["once upon a time", "on  ce\nup 日本 é.", "a don't upon. s"]
 @pytest.fixture(params=[*TOKENIZERS, "pieces"])
 def words(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     if request.param == "pieces":
-        write_tokenizer_bin(pieces(), tmp_path / "tokenizer.bin")
+        (tmp_path / "tokenizer.bin").write_bytes(tokenizer_bin(pieces()))
     else:
         write_tokenizer(tmp_path, TOKENIZERS[request.param]())
     return load_tokenizer(tmp_path)
@@ -49,7 +49,7 @@ def test_prompt_and_continuation_make_the_whole_text_at_every_cut(words: Tokeniz
 
 
 def test_sentencepiece_keeps_the_space_before_a_continued_word(tmp_path: Path) -> None:
-    write_tokenizer_bin(pieces(), tmp_path / "tokenizer.bin")
+    (tmp_path / "tokenizer.bin").write_bytes(tokenizer_bin(pieces()))
     words = load_tokenizer(tmp_path)
     prompt = words.encode("once")
     assert words.decode(words.encode("once upon a")[len(prompt) :], after=prompt) == " upon a"
@@ -97,7 +97,7 @@ def test_bytes_that_are_no_character_are_given_out_and_do_not_pile_up() -> None:
 
 def test_a_story_of_llama2c_ends_where_the_next_would_begin(tmp_path: Path) -> None:
     write_bin(tmp_path / "m.bin", versioned=True, tied=True)
-    write_tokenizer_bin(pieces(), tmp_path / "tokenizer.bin")
+    (tmp_path / "tokenizer.bin").write_bytes(tokenizer_bin(pieces()))
     words = load_tokenizer(tmp_path / "m.bin")
     assert words.eos_ids == (2, 1)
     model = LlamaConfig(vocabulary=len(pieces().pieces), width=16, depth=1, heads=2, key_heads=1, hidden=8).build()

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tiny import DECODERS, both, llama, near, tokens
 
 from regard import CheckpointError
-from regard.models import GPT2Config, Llama, LlamaConfig
+from regard.models import BertConfig, GPT2Config, Llama, LlamaConfig
 from regard.models.convert import load, save
 from regard.models.convert.gguf import GGUF
 from regard.models.convert.layout import TensorPlace
@@ -161,9 +161,28 @@ def test_a_failed_save_leaves_the_old_file(folder: Path, monkeypatch: pytest.Mon
     assert not [p for p in folder.iterdir() if p.name.startswith(".")]
 
 
-def test_what_hugging_face_cannot_express_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="bias=False"):
-        GPT2Config(vocabulary=31, width=16, depth=1, heads=2, bias=False).build().save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(vocabulary=31, width=16, depth=1, heads=2, bias=False),
+        LlamaConfig(vocabulary=31, width=16, depth=1, heads=2, key_heads=1, hidden=24, window=5, mlp_bias=True),
+        LlamaConfig(vocabulary=31, width=16, depth=1, heads=2, key_heads=1, hidden=24, head_width=8),
+    ],
+    ids=["gpt2 without biases", "llama with a window and biases", "llama that says its head width"],
+)
+def test_what_hugging_face_has_no_word_for_comes_back_too(config: GPT2Config | LlamaConfig, tmp_path: Path) -> None:
+    model = config.build()
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert again.config == config
+    tokens = torch.arange(9)[None]
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+
+
+def test_a_bert_that_hugging_face_cannot_express_is_refused(tmp_path: Path) -> None:
+    config = BertConfig(vocabulary=31, width=16, depth=1, heads=2, hidden=8, activation="gelu_tanh")
+    with pytest.raises(CheckpointError, match="this is gelu_tanh"):
+        config.build().save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("source", ["no/such/folder/here", "missing.gguf", "./missing"])

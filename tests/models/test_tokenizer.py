@@ -9,7 +9,7 @@ import pytest
 
 from regard import CheckpointError
 from regard.models.chat import render
-from regard.models.sentencepiece import Pieces, read_tokenizer_bin, write_tokenizer_bin
+from regard.models.sentencepiece import Pieces, read_tokenizer_bin, tokenizer_bin
 from regard.models.tokenizer import from_gguf, load_tokenizer
 
 SPECIAL = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(f"<0x{i:02X}>".encode() for i in range(256))]
@@ -56,7 +56,7 @@ def test_the_heap_joins_as_the_plain_loop_does(pieces: Pieces, text: str) -> Non
 
 
 def test_tokenizer_bin_comes_back_and_a_cut_one_is_refused(pieces: Pieces, tmp_path: Path) -> None:
-    write_tokenizer_bin(pieces, tmp_path / "tokenizer.bin")
+    (tmp_path / "tokenizer.bin").write_bytes(tokenizer_bin(pieces))
     words = load_tokenizer(tmp_path)
     assert words.encode("abc") == [1, *pieces.encode("abc")]
     assert words.decode(words.encode("abc")) == "abc"
@@ -121,7 +121,7 @@ def test_a_hostile_or_broken_template_is_refused(template: str) -> None:
 
 
 def test_a_tokenizer_without_a_template_says_so(tmp_path: Path, pieces: Pieces) -> None:
-    write_tokenizer_bin(pieces, tmp_path / "tokenizer.bin")
+    (tmp_path / "tokenizer.bin").write_bytes(tokenizer_bin(pieces))
     with pytest.raises(CheckpointError, match="without a chat template"):
         load_tokenizer(tmp_path).chat([{"role": "user", "content": "hello"}])
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):

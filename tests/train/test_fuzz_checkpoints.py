@@ -14,20 +14,26 @@ import torch
 from damages import bytes_damaged, header_damaged, json_damaged
 
 from regard.errors import RegardError
-from regard.train import config, load_run, train
+from regard.models import Sampling, generate
+from regard.models.downloads import open_model
+from regard.models.runs import digest, sealed
+from regard.train import config, train
 from regard.train import data as data_module
 from regard.train.begin import same_run
 from regard.train.checkpoint import Store, iter_metrics
 from regard.train.distributed import Ranks
 from regard.train.optim import adamw
-from regard.train.restore import digest, read_progress, sealed
+from regard.train.restore import read_progress
 from regard.train.settings import dump, read, yaml
 
 from .conftest import SMALL, TEXT
 
 ROUNDS = damages.rounds(90)
 KINDS = ["char", "bpe"]
-NAMES = ["state.json", "config.yaml", "tokenizer.json", "model.safetensors", "optimizer.safetensors"]
+NAMES = [
+    "state.json", "config.json", "train.yaml", "tokenizer.json", "tokenizer_config.json", "model.safetensors",
+    "optimizer.safetensors",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +74,16 @@ def resealed(folder: Path) -> None:
 
 def everything(run: Path, c, model, optimizer) -> torch.Tensor:
     """All that reads a run: its model, its progress, its optimizer, its metrics."""
-    loaded, tokenizer = load_run(run)
+    loaded, tokenizer = open_model(run)
     tokens = tokenizer.encode("mercy") or [0]
+    generate(loaded, [tokens], Sampling(max_tokens=1))
     logits = loaded(torch.tensor([tokens])).logits
     tokenizer.decode(tokens)
     store = Store(run, Ranks())
     last = store.last()
     assert last is not None
     progress = read_progress(last)
-    same_run(c, last, progress, progress.source.text if progress.source else "", False)
+    same_run(c, last, loaded, progress, progress.source.text if progress.source else "", False)
     store.load(model, optimizer)
     assert all(isinstance(r, dict) for r in iter_metrics(run))
     return logits
@@ -142,12 +149,11 @@ def test_what_is_no_plain_file_is_never_read(runs, tmp_path, name, what):
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("model.depth=1024", "fewer tensors"),
-        ("model.depth=1073741824", "out of range"),
-        ("model.vocabulary=1073741824", "out of range"),
-        ("model.vocabulary=16777216", r"weight is \(.*\) in .* and \(16777216, 16\) in this model"),
-        ("model.width=65536", "in this model"),
-        ("model.hidden=1048576", "in this model"),
+        ("num_hidden_layers=1024", "asks for 1024 layers"),
+        ("num_hidden_layers=1073741824", "it must be a whole number in"),
+        ("vocab_size=16777216", "the configuration asks for"),
+        ("hidden_size=65536", "the configuration asks for"),
+        ("intermediate_size=1048576", "the configuration asks for"),
     ],
 )
 def test_a_config_that_claims_more_than_the_file_holds_is_refused_before_memory_is_asked_for(
@@ -156,16 +162,15 @@ def test_a_config_that_claims_more_than_the_file_holds_is_refused_before_memory_
     run = tmp_path / "run"
     shutil.copytree(runs / "char", run, symlinks=True)
     folder = (run / "checkpoints" / "last").resolve()
-    tree = read(folder / "config.yaml")
-    name, value = setting.removeprefix("model.").split("=")
-    tree["model"][name] = int(value)
-    (folder / "config.yaml").write_text(dump(tree))
+    name, value = setting.split("=")
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: int(value)}))
     resealed(folder)
     built = []
     # Only the outline, on the device that holds no numbers, may be made.
     monkeypatch.setattr(torch.Tensor, "normal_", lambda self, *a, **k: built.append(self.device.type) or self)
     with pytest.raises(RegardError, match=says):
-        load_run(run)
+        open_model(run)
     assert set(built) <= {"meta"}
 
 
@@ -183,7 +188,7 @@ def test_a_damaged_token_cache_is_made_again(runs, tmp_path, kind):
         if path.name == "tokenizer.json":
             # It has no digest; what is read has to be a tokenizer all the same.
             found = data_module.opened(folder)
-            assert found is None or len(found.tokenizer) > 0
+            assert found is None or found.tokenizer.size > 0
         else:
             assert data_module.tokens(c).values.tolist() == whole, f"round {n}, {path.name}"
         for p, data in kept.items():

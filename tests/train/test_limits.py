@@ -13,9 +13,11 @@ import typer
 from typer.testing import CliRunner
 
 from regard.cli.train import train as train_verb
+from regard.models.downloads import open_model
+from regard.models.energy import EnergyConfig
 from regard.models.families import next_token_families
-from regard.train import ConfigError, DataError, TrainError, config, load_run, train
-from regard.train.limits import RANGES, shown
+from regard.models.schema import RANGES, shown
+from regard.train import ConfigError, DataError, TrainError, config, train
 from regard.train.settings import read
 
 app = typer.Typer()
@@ -57,7 +59,7 @@ def outside(name: str, kind: type) -> list[object]:
 
 
 def test_every_number_that_can_be_set_has_a_range():
-    assert NUMBERS.keys() == RANGES.keys()
+    assert NUMBERS.keys() | dict(number_fields(EnergyConfig, "model.")).keys() == RANGES.keys()
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -142,8 +144,8 @@ def test_a_model_that_cannot_be_is_refused_before_a_folder_is_made(small, tmp_pa
 def test_sizes_of_the_model_follow_the_data_unless_they_are_given(small, tmp_path):
     train(small("train.steps=1"), tmp_path / "follows", quiet=True)
     train(small("train.steps=1", "model.vocabulary=96", "model.context=32"), tmp_path / "given", quiet=True)
-    (follows, words), (given, _) = load_run(tmp_path / "follows"), load_run(tmp_path / "given")
-    assert (follows.config.vocabulary, follows.config.context) == (len(words), 8)
+    (follows, words), (given, _) = open_model(tmp_path / "follows"), open_model(tmp_path / "given")
+    assert (follows.config.vocabulary, follows.config.context) == (words.size, 8)
     assert (given.config.vocabulary, given.config.context) == (96, 32)
     assert given.head.weight.shape[0] == 96
     assert words.decode([0, 95]) == words.decode([0])

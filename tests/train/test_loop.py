@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from regard.models.downloads import open_model
 from regard.models.families import next_token_families
-from regard.train import CheckpointError, ConfigError, TrainError, config, load_run, train
+from regard.train import CheckpointError, ConfigError, TrainError, config, train
 from regard.train import checkpoint as checkpoint_module
 from regard.train.checkpoint import iter_metrics
 from regard.train.distributed import pick_device
@@ -80,7 +81,7 @@ def test_every_family_learns_and_is_read_back(small, tmp_path, family):
     found = train(small(f"model.family={family}", "train.steps=20", "optim.lr=1e-2"), tmp_path / "run", quiet=True)
     seen = losses(tmp_path / "run")
     assert seen[20] < seen[1]
-    model, tokenizer = load_run(tmp_path / "run")
+    model, tokenizer = open_model(tmp_path / "run")
     assert model.family == family
     assert torch.isfinite(model(torch.tensor([tokenizer.encode("mercy")])).logits).all()
     assert found.validation is not None
@@ -88,7 +89,7 @@ def test_every_family_learns_and_is_read_back(small, tmp_path, family):
 
 def test_ngpt_stays_on_the_sphere(small, tmp_path):
     train(small("model.family=ngpt"), tmp_path / "run", quiet=True)
-    model, _ = load_run(tmp_path / "run")
+    model, _ = open_model(tmp_path / "run")
     torch.testing.assert_close(model.embed.weight.norm(dim=-1), torch.ones(len(model.embed.weight)))
 
 
@@ -133,18 +134,18 @@ def test_a_run_says_what_it_was(small, tmp_path):
 
     again = config(read(tmp_path / "run" / "config.yaml"))
     assert again.train == c.train
-    assert again.model.vocabulary == len(load_run(tmp_path / "run")[1])
+    assert again.model.vocabulary == open_model(tmp_path / "run")[1].size
     assert again.model.context == c.data.context
 
 
 def test_a_trained_model_is_read_back(small, tmp_path):
     train(small("model.tied=true"), tmp_path / "run", quiet=True)
-    model, tokenizer = load_run(tmp_path / "run")
+    model, tokenizer = open_model(tmp_path / "run")
     assert model.head.weight is model.embed.weight
     logits = model(torch.tensor([tokenizer.encode("mercy")])).logits
-    assert logits.shape == (1, 5, len(tokenizer))
-    with pytest.raises(CheckpointError, match="neither a run nor a checkpoint"):
-        load_run(tmp_path)
+    assert logits.shape == (1, 5, tokenizer.size)
+    with pytest.raises(CheckpointError, match=r"it has no config\.json"):
+        open_model(tmp_path)
 
 
 def test_no_checkpoint_holds_a_pickle(small, tmp_path):

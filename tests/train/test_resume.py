@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -14,7 +13,8 @@ from typer.testing import CliRunner
 
 from regard.cli.train import train as train_verb
 from regard.errors import RegardError
-from regard.train import CheckpointError, ConfigError, DataError, TokenizerError, TrainError, load_run, train
+from regard.models.downloads import open_model
+from regard.train import CheckpointError, ConfigError, DataError, TokenizerError, TrainError, train
 from regard.train.checkpoint import iter_metrics
 from regard.train.loop import Trainer
 
@@ -88,15 +88,15 @@ def test_the_same_text_elsewhere_is_the_same_data(small, run, text, tmp_path):
 def test_other_text_is_taken_when_asked_for_and_cut_by_the_runs_own_tokenizer(small, tmp_path, text, kind):
     settings, run = [f"data.tokenizer={kind}", "data.vocabulary=300"], tmp_path / "run"
     train(small("train.steps=3", *settings), run, quiet=True)
-    tokenizer = (run / "tokenizer.json").read_text()
+    tokenizer = open_model(run)[1].files()
     text.write_text(TEXT[: len(TEXT) // 2].replace("heaven", "raven") + "the rain in the place\n" * 40)
     found = train(small("train.steps=6", *settings), run, resume=True, new_data=True, quiet=True)
     assert found.progress.step == 6
     assert found.progress.best_step > 3, "losses on other text are not compared"
-    assert (run / "tokenizer.json").read_text() == tokenizer
+    assert open_model(run)[1].files() == tokenizer
     # It is the run's text from now on: nothing has to be said again.
     assert train(small("train.steps=8", *settings), run, resume=True, quiet=True).progress.step == 8
-    model, words = load_run(run)
+    model, words = open_model(run)
     assert torch.isfinite(model(torch.tensor([words.encode("rain")])).logits).all()
 
 
@@ -131,15 +131,14 @@ def test_the_command_takes_new_data(run, text, tmp_path):
     assert found.exit_code == 0, found.output
 
 
-def test_a_run_of_an_earlier_version_goes_on(small, run):
-    """Without digests, and without a record of its text."""
+def test_a_run_of_an_earlier_version_says_what_to_do(small, run):
     path = run / "checkpoints" / "last" / "state.json"
-    record = json.loads(path.read_text())
-    for name in ("check", "files", "source"):
-        del record[name]
-    path.write_text(json.dumps(record))
-    assert train(small("train.steps=6"), run, resume=True, quiet=True).progress.step == 6
-    assert json.loads((run / "checkpoints" / "last" / "state.json").read_text())["source"]["tokens"] == len(TEXT)
+    path.write_text(path.read_text().replace("regard-checkpoint-2", "regard-checkpoint-1"))
+    before = contents(run)
+    for read in (lambda: open_model(run), lambda: train(small("train.steps=6"), run, resume=True, quiet=True)):
+        with pytest.raises(CheckpointError, match=r"earlier version.*go on with it there, or train anew"):
+            read()
+    assert contents(run) == before
 
 
 @pytest.mark.parametrize("which", ["last", "best"])
@@ -153,7 +152,7 @@ def test_a_link_that_names_no_step_beside_it_is_refused(small, run, which, targe
     link.symlink_to(target)
     before = contents(run)
     with pytest.raises(CheckpointError, match=says):
-        load_run(run) if which == "best" else train(small("train.steps=6"), run, resume=True, quiet=True)
+        open_model(run) if which == "best" else train(small("train.steps=6"), run, resume=True, quiet=True)
     # And a run is not begun over what is left of one.
     with pytest.raises(TrainError, match="already holds a run"):
         train(small(), run, quiet=True)
@@ -163,7 +162,7 @@ def test_a_link_that_names_no_step_beside_it_is_refused(small, run, which, targe
 def test_a_checkpoint_that_was_written_but_not_yet_named_serves_and_stays(small, run, monkeypatch):
     for name in ("last", "best"):
         (run / "checkpoints" / name).unlink()
-    load_run(run)
+    open_model(run)
     with pytest.raises(TrainError, match="already holds a run"):
         train(small(), run, quiet=True)
 
@@ -174,7 +173,7 @@ def test_a_checkpoint_that_was_written_but_not_yet_named_serves_and_stays(small,
         m.setattr(Trainer, "step", stop)
         with pytest.raises(KeyboardInterrupt):
             train(small("train.steps=6"), run, resume=True, quiet=True)
-    load_run(run)
+    open_model(run)
     assert train(small("train.steps=6"), run, resume=True, quiet=True).progress.step == 6
 
 
@@ -183,7 +182,7 @@ def test_a_run_copied_without_its_links_is_read_and_not_gone_on_with(small, run)
     target = os.readlink(link)
     link.unlink()
     shutil.copytree(run / "checkpoints" / target, link)
-    load_run(run)
+    open_model(run)
     with pytest.raises(CheckpointError, match="is no link to one of the steps"):
         train(small("train.steps=6"), run, resume=True, quiet=True)
 

@@ -18,6 +18,9 @@ def train(
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file; overrides come after it")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the run's folder [default: a new one in runs/]")] = None,
+    init: Annotated[
+        str | None, typer.Option("--init", help="begin with the weights and the tokenizer of a model, by name, folder or run")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out, or the newest one in runs/")] = False,
     new_data: Annotated[bool, typer.Option("--new-data", help="with --resume: the text may be another than it was")] = False,
     show: Annotated[bool, typer.Option("--show", help="print the resolved config and stop")] = False,
@@ -31,7 +34,9 @@ def train(
     regard train
     regard train data.source=my.txt data.tokenizer=bpe model.family=gpt2
     regard train model.attention="cosine | entmax(1.5)" train.steps=300
+    regard train --init smollm2 data.source=my.txt data.context=256 train.steps=100
     regard train --resume
+    regard generate -m runs/text-llama "ROMEO:"
     regard train --resume --out runs/mine --new-data data.source=more.txt
     torchrun --nproc-per-node 2 -m regard.cli.train train.parallel=fsdp
     """
@@ -40,6 +45,7 @@ def train(
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from ..errors import RegardError
+    from ..models.downloads import open_model
     from ..train import config as make_config
     from ..train import train as run_training
     from ..train.distributed import from_environment
@@ -51,12 +57,13 @@ def train(
             tree = read(out / "config.yaml") if config is None else read(config)
         else:
             tree = {} if config is None else read(config)
-        chosen = make_config(tree, overrides or ())
+        initial = None if init is None else open_model(init)
+        chosen = make_config(tree, overrides or (), initial=None if initial is None or resume else initial[0])
         if show:
             typer.echo(dump(chosen.tree()), nl=False)
             return
         out = out or fresh(Path(chosen.data.source.removeprefix("hf:")).stem, chosen.family)
-        result = run_training(chosen, out, resume=resume, new_data=new_data, quiet=quiet)
+        result = run_training(chosen, out, resume=resume, new_data=new_data, initial=initial, quiet=quiet)
         rank = from_environment("RANK", 0)
     except KeyboardInterrupt:
         typer.echo("interrupted; what was saved before is whole", err=True)

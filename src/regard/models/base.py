@@ -104,7 +104,11 @@ class Model(nn.Module, ABC):
 
     def with_attention(self, attention: str | tuple[str, ...]) -> Self:
         """The same weights, shared and not copied, under other attention; tensors that it trains start at their defaults."""
-        config, own = replace(self.config, attention=attention), dict(self.named_parameters())
+        return self.with_config(replace(self.config, attention=attention))
+
+    def with_config(self, config: Any) -> Self:
+        """A model of another config over this one's parameters; those that it has alone start as they are built."""
+        own = dict(self.named_parameters())
         with torch.device("meta"):
             made: Self = config.build()
         if not all(n in own for n, _ in made.named_parameters()):
@@ -115,7 +119,7 @@ class Model(nn.Module, ABC):
             if name in own:
                 if own[name].shape != parameter.shape:
                     wants = tuple(parameter.shape)
-                    raise CheckpointError(f"{name} is {tuple(own[name].shape)}; {attention!r} asks for {wants}")
+                    raise CheckpointError(f"{name} is {tuple(own[name].shape)}; the other config asks for {wants}")
                 assign(owners, parameter, own[name])
         return made.train(self.training)
 

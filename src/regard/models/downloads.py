@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
 from ..files import DRAFT, home, sweep
+from .runs import checkpoint_folder
 
 if TYPE_CHECKING:
     from .base import Model
@@ -117,10 +118,11 @@ def size(folder: Path) -> int:
 
 
 def resolve(source: str | Path, progress: Progress = lambda what, share: None) -> Path:
-    """What `convert.load` and `load_tokenizer` take, from a name in the cache or a path. A GGUF is converted on the way."""
+    """What `convert.load` and `load_tokenizer` take, from a name in the cache or a path. A GGUF in the cache is converted on the
+    way, and a run stands for its best checkpoint."""
     path = Path(source)
     if path.exists():
-        return path
+        return checkpoint_folder(path)
     name = str(source)
     if not present(name):
         raise CheckpointError(f"{name!r} is no file or folder here, and no model in the cache: regard models get {name}")

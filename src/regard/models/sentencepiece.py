@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import CheckpointError
-from ..files import read_plain, write_bytes
+from ..files import read_plain
 
 BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 LONGEST, MOST_BYTES = 1 << 16, 16 << 20
@@ -98,9 +98,10 @@ def read_tokenizer_bin(path: Path, special: Sequence[int] = (0, BOS, EOS)) -> Pi
     return Pieces(pieces, scores, special)
 
 
-def write_tokenizer_bin(pieces: Pieces, path: Path) -> None:
+def tokenizer_bin(pieces: Pieces) -> bytes:
+    """What `read_tokenizer_bin` reads."""
     longest = max(map(len, pieces.pieces))
     parts = [struct.pack("<i", longest)]
     for piece, score in zip(pieces.pieces, pieces.scores, strict=True):
         parts.append(struct.pack("<fi", score, len(piece)) + piece)
-    write_bytes(path, b"".join(parts))
+    return b"".join(parts)

@@ -12,21 +12,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import CheckpointError, ShapeError
-from ..files import read_plain, reading, write_text
+from ..errors import CheckpointError, RegardError, ShapeError
+from ..files import read_plain, reading, write_bytes, write_text
 from .chat import LONGEST, render
 from .continuation import continued
 from .convert.fields import Fields, read_json
 from .generation_info import as_ids
-from .sentencepiece import BOS, EOS, Pieces, read_tokenizer_bin, write_tokenizer_bin
+from .runs import checkpoint_folder, verify
+from .sentencepiece import BOS, EOS, Pieces, read_tokenizer_bin, tokenizer_bin
 
 JSON_BYTES = 256 << 20
+MOST_BYTES = 512
+"""Tokens of a vocabulary of bytes: 256, and special ones."""
+EACH = r"[\s\S]"
+"""Any one character: how a vocabulary of characters cuts a text."""
 CONFIG, GENERATION, OWN = "tokenizer_config.json", "generation_config.json", "regard"
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in a GGUF file that are never split: they are written out in full, or not at all."""
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {"llama-bpe": WORDS % "1,3", "llama3": WORDS % "1,3", "qwen2": WORDS % "1"}
 """How text is cut before the byte pairs, by the name that llama.cpp gives it, where it is not GPT-2's own way."""
+
+
+class TokenizerError(RegardError):
+    """Text that a tokenizer has no tokens for, or a tokenizer that cannot be made."""
 
 
 class Coder(Protocol):
@@ -99,23 +108,27 @@ class Tokenizer:
 
         Ids that end a turn beside eos go to generation_config.json, where Hugging Face looks for them.
         """
-        folder = Path(folder)
+        for name, data in self.files().items():
+            write_bytes(Path(folder) / name, data)
+        if self.special.stops:
+            _add_stops(Path(folder) / GENERATION, self.eos_ids)
+
+    def files(self) -> dict[str, bytes]:
+        """What `save` writes, by name: two tokenizers of the same files are the same."""
         s = self.special
         values: dict[str, Any] = {} if self.template is None else {"chat_template": self.template}
         if isinstance(self.coder, Pieces):
-            write_tokenizer_bin(self.coder, folder / "tokenizer.bin")
+            main = {"tokenizer.bin": tokenizer_bin(self.coder)}
             # The file has no room for which ids are which.
             values[OWN] = {**vars(s), "stops": list(s.stops), "special": sorted(self.coder.special)}
         elif isinstance(self.coder, Subwords):
-            write_text(folder / "tokenizer.json", self.coder.inner.to_str())
+            main = {"tokenizer.json": self.coder.inner.to_str().encode("utf-8")}
             names = {"bos_token": s.bos, "eos_token": s.eos, "pad_token": s.pad, "unk_token": s.unknown}
             known = {n: self._text(i) for n, i in names.items() if i is not None}
             values = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": s.add_bos, **known, **values}
         else:
             raise CheckpointError(f"a {type(self.coder).__name__} has no file format of its own")
-        write_text(folder / CONFIG, json.dumps(values, indent=2) + "\n")
-        if s.stops:
-            _add_stops(folder / GENERATION, self.eos_ids)
+        return {**main, CONFIG: (json.dumps(values, indent=2) + "\n").encode()}
 
     def _text(self, i: int | None) -> str:
         if i is None:
@@ -167,10 +180,58 @@ class Subwords:
             return self.inner.encode(plain, add_special_tokens=framed).ids
 
 
+class Characters(Subwords):
+    """A vocabulary of single characters. `tokenizers` would read its file too, a hundred times slower; one that it does not have
+    is named, where `tokenizers` only says that there is none."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.ids: dict[str, int] = inner.get_vocab()
+
+    def _encoded(self, text: str, framed: bool) -> list[int]:
+        try:
+            return [self.ids[c] for c in text]
+        except KeyError as error:
+            raise TokenizerError(
+                f"character {error.args[0]!r} was not in the corpus this tokenizer was made of ({self.size} characters); "
+                "data.tokenizer=byte takes any text"
+            ) from None
+
+
+class Bytes(Subwords):
+    """UTF-8 bytes, each its own number, and special tokens that no text spells."""
+
+    def _encoded(self, text: str, framed: bool) -> list[int]:
+        return list(text.encode("utf-8", errors="replace"))
+
+
+def subwords(inner: Any) -> Subwords:
+    """The fastest reader of a `tokenizers.Tokenizer`: single characters and bytes need no search for pairs."""
+    if type(inner.model).__name__ != "WordLevel" and inner.get_vocab_size() > MOST_BYTES:
+        return Subwords(inner)  # looking closer would take longer than loading it
+    parts: Any = json.loads(inner.to_str())
+    model, cut = parts["model"], parts["pre_tokenizer"] or {}
+    if not parts["normalizer"] and not parts["post_processor"]:
+        if model["type"] == "WordLevel" and cut.get("pattern") == {"Regex": EACH} and not parts["added_tokens"]:
+            return Characters(inner)
+        ours = model["type"] == "BPE" and not model["merges"] and cut.get("use_regex") is False
+        if ours and all(model["vocab"].get(c) == i for i, c in enumerate(byte_characters())):
+            return Bytes(inner)
+    return Subwords(inner)
+
+
+def byte_characters() -> list[str]:
+    """How byte-level tokenizers write each of the 256 bytes: as itself where it can be seen, else from U+0100 on."""
+    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(b) if b in seen else chr(next(others)) for b in range(256)]
+
+
 def load_tokenizer(source: str | Path) -> Tokenizer:
-    """From a `.gguf`, a Hugging Face folder or its tokenizer.json, a llama2.c tokenizer.bin, or a folder that has one."""
+    """From a `.gguf`, a Hugging Face folder or its tokenizer.json, a run, a llama2.c tokenizer.bin, or a folder that has one."""
     path = Path(source)
     with reading(f"{path.name:.80}"):
+        path = checkpoint_folder(path)
         if path.suffix == ".gguf":
             from .convert.gguf import GGUF
 
@@ -190,6 +251,7 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
 def from_bin(path: Path) -> Tokenizer:
     """llama2.c's own, or pieces that `Tokenizer.save` wrote, with their ids in tokenizer_config.json."""
     config = path.parent / CONFIG
+    verify(path.parent, (path.name, CONFIG))
     values = read_json(config) if config.exists() else Fields({}, path.name)
     own = values.part(OWN)
     if own is None:
@@ -284,13 +346,14 @@ def _byte_pairs(tokens: list[str], kinds: list[int], merges: list[str], pre: str
 def from_folder(folder: Path) -> Tokenizer:
     from tokenizers import Tokenizer as Inner
 
+    verify(folder, ("tokenizer.json", CONFIG))
     data = read_plain(folder / "tokenizer.json", JSON_BYTES, follow=True)
     with reading("tokenizer.json"):
         inner = Inner.from_buffer(data)
         # A checkpoint may ask for every text to be cut or filled to one length; that is the caller's to decide.
         inner.no_truncation()
         inner.no_padding()
-        coder = Subwords(inner)
+        coder = subwords(inner)
     known: dict[str, Any] = {}
     for file in ("special_tokens_map.json", CONFIG):
         known |= read_json(folder / file).values if (folder / file).exists() else {}

@@ -1,12 +1,13 @@
 """Training: one loop for one core or many hosts, configs, data, tokenizers and checkpoints."""
 
-from .checkpoint import CheckpointError, Progress, load_run
+from ..models.schema import ConfigError
+from ..models.tokenizer import TokenizerError
+from .checkpoint import CheckpointError, Progress
 from .corpus import DataError
 from .loop import Result, TrainError, train
-from .settings import Config, ConfigError, DataConfig, OptimConfig, TrainConfig, config
-from .tokenizer import Tokenizer, TokenizerError
+from .settings import Config, DataConfig, OptimConfig, TrainConfig, config
 
 __all__ = [
     "CheckpointError", "Config", "ConfigError", "DataConfig", "DataError", "OptimConfig", "Progress", "Result",
-    "Tokenizer", "TokenizerError", "TrainConfig", "TrainError", "config", "load_run", "train",
+    "TokenizerError", "TrainConfig", "TrainError", "config", "train",
 ]  # fmt: skip

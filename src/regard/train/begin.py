@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from ..errors import CheckpointError, RegardError
+from ..models.base import Model
+from ..models.generation_info import GenerationInfo
+from ..models.schema import ConfigError, shown
+from ..models.tokenizer import Tokenizer
 from .data import Windows
-from .limits import shown
-from .restore import Progress, outline, read_config, read_state, verify
-from .settings import Config, ConfigError
-from .tokenizer import Tokenizer
-from .tokenizer import load as load_tokenizer
+from .restore import Progress, read_config
+from .settings import FROM_DATA, LIVE, Config
 
 if TYPE_CHECKING:
     from .distributed import Ranks
@@ -26,20 +27,17 @@ BYTES = 16
 """Of memory for each parameter: the weight, its gradient and AdamW's two averages, four bytes each."""
 TRIED = 64
 """Tokens that a new model is tried with."""
-LIVE = ("dropout", "capacity")
-"""Settings of a model that may change in the middle of a run: they act in training only."""
+Start = tuple[Model, Tokenizer]
+"""What training goes on from: a run's last checkpoint, or any model."""
 
 
 class TrainError(RegardError):
     """A run that cannot begin or go on."""
 
 
-def same_run(c: Config, folder: Path, then: Progress, text: str, new_data: bool) -> Tokenizer:
-    """Refuse to go on as another model, or with other data than the run has learned from, and say what changed.
-
-    Gives back the run's own tokenizer, with which it goes on."""
-    verify(folder, read_state(folder)[1], ("config.yaml", "tokenizer.json"))
-    was, run = read_config(folder), folder.parents[1]
+def same_run(c: Config, folder: Path, model: Model, then: Progress, text: str, new_data: bool) -> None:
+    """Refuse to go on as another model, or with other data than the run has learned from, and say what changed."""
+    was, run = read_config(folder, model), folder.parents[1]
     mine, theirs = flat(c), flat(was)
     # Only what was given or recorded can differ: the data decides the rest, and the data is compared below.
     names = [n for n in theirs if n.startswith("model.") and n.removeprefix("model.") not in LIVE and n in mine]
@@ -58,7 +56,12 @@ def same_run(c: Config, folder: Path, then: Progress, text: str, new_data: bool)
             f"{run} has learned from other data; what changed: {'; '.join(changed)}. "
             "--resume --new-data goes on with it, cut by the run's own tokenizer; --out names another folder"
         )
-    return load_tokenizer(folder / "tokenizer.json")
+
+
+def carried_on(c: Config, model: Model) -> Config:
+    """Settings with the config of a model that training goes on from; what acts in training only stays as it is set."""
+    live = {n: getattr(c.model, n) for n in LIVE if hasattr(c.model, n)}
+    return replace(c, model=replace(model.config, **live), family=model.family, given=frozenset(FROM_DATA))
 
 
 def flat(c: Config) -> dict[str, Any]:
@@ -66,21 +69,32 @@ def flat(c: Config) -> dict[str, Any]:
     return {f"{section}.{n}": value for section, part in c.tree().items() for n, value in part.items()}
 
 
-def built(c: Config, ranks: Ranks, windows: Windows) -> nn.Module:
+def built(c: Config, ranks: Ranks, windows: Windows, start: Start | None, tokenizer: Tokenizer) -> Model:
     """The model, after its size was found to fit and before anything is written; it has read a few tokens."""
     try:
-        count = sum(p.numel() for p in outline(c.model).parameters())
+        with torch.device("meta"):
+            count = sum(p.numel() for p in c.model.build().parameters())
         need, have = count * BYTES, memory(ranks.device)
         if need // (ranks.world if ranks.spread == "fsdp" else 1) > have:
             raise ConfigError(
                 f"{count:,} parameters need {need / 1e9:,.1f} GB with gradients and averages, and this machine has {have / 1e9:,.1f}"
             )
         torch.manual_seed(c.train.seed)
-        model: nn.Module = c.model.build().to(ranks.device)
+        model: Model = c.model.build() if start is None else start[0].with_config(c.model)
+        for p in model.parameters():
+            # Memory of its own: what was loaded may be a part of the file.
+            p.data = p.data.clone()
+        if start is None:
+            model.generation_info = GenerationInfo(
+                {"bos_token_id": tokenizer.special.bos, "eos_token_id": tokenizer.special.eos}
+            )
+        model = model.to(ranks.device)
         with torch.no_grad():
             model.eval()(windows.cut([0])[0][:, :TRIED].to(ranks.device))
     except ConfigError as error:
         raise ConfigError(f"model: {error}") from error
+    except CheckpointError:
+        raise
     except (ValueError, TypeError, RuntimeError, ArithmeticError, IndexError, MemoryError) as error:
         raise ConfigError(f"this model cannot be built: {error}") from error
     return model

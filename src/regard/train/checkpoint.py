@@ -1,14 +1,14 @@
 """Checkpoints that are whole or absent, without pickle, and the same whoever wrote them: one process, DDP or FSDP2.
 
     checkpoints/step-00000300/
-        model.safetensors       parameters and buffers by name; a tied weight once
+        config.json, model.safetensors, tokenizer.json, ...    a model folder, as `models.convert.save` writes it
         optimizer.safetensors   optimizer.<parameter>.exp_avg and .exp_avg_sq
+        train.yaml              the settings of data, optimizer and training
         state.json              step, tokens, best loss, seed, how often each parameter was updated, what it learned from, and a
                                 digest of every file here
-        config.yaml, tokenizer.json
     checkpoints/last, best      links to the two worth keeping
 
-`restore.py` reads them.
+`models/runs.py` finds them, `models/convert` reads their models, `restore.py` the rest.
 
 Random numbers need no tensor: each step seeds the generators from (seed, step, rank), so `seed` and `step` are their state.
 
@@ -24,7 +24,7 @@ import math
 import os
 import shutil
 import warnings
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,28 +33,14 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..files import DRAFT, point, put, sweep, sync, write_text
+from ..models.base import Model
+from ..models.runs import FORMAT, STATE, file_digest, sealed, step_folder, steps, verify
+from ..models.tokenizer import Tokenizer
 from .distributed import Ranks
-from .restore import (
-    FORMAT,
-    Progress,
-    Source,
-    check_shapes,
-    file_digest,
-    fill,
-    iter_metrics,
-    load_run,
-    read_progress,
-    read_state,
-    sealed,
-    step_folder,
-    steps,
-    tensors,
-    verify,
-    weights,
-)
+from .restore import SETTINGS, Progress, Source, check_shapes, fill, iter_metrics, read_progress, tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-PARTS = ("model.safetensors", "optimizer.safetensors")
+OPTIMIZER = "optimizer.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +49,9 @@ class Store:
 
     run: Path
     ranks: Ranks
-    extras: dict[str, str] = field(default_factory=dict[str, str])
-    """Small text files that make a checkpoint readable by itself."""
+    tokenizer: Tokenizer | None = None
+    settings: str = ""
+    """What stands in a checkpoint's train.yaml."""
 
     @property
     def root(self) -> Path:
@@ -81,7 +68,7 @@ class Store:
         """True when something would be lost by starting anew here."""
         return bool(steps(self.root)) or any(os.path.lexists(self.root / n) for n in ("last", "best"))
 
-    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, best: bool) -> Path:
+    def save(self, model: Model, optimizer: torch.optim.Optimizer, progress: Progress, best: bool) -> Path:
         """Write this moment, then let `last` (and `best`) name it. What they named before stays until then."""
         name = f"step-{progress.step:08d}"
         target, draft = self.root / name, self.root / f"{DRAFT}{name}"
@@ -117,49 +104,50 @@ class Store:
             f"cannot save to {self.root}: {problem or 'another rank failed'} (the last whole one: {whole.name if whole else 'none'})"
         )
 
-    def _write(self, draft: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    def _write(self, draft: Path, model: Model, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         ranks = self.ranks
         if ranks.first:
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True)
         ranks.barrier()
-        parts = {"model": weights(model), "optimizer": moments(model, optimizer)}
-        for part, held in parts.items():
-            if ranks.spread == "fsdp":
-                _write_sharded(draft, part, held, ranks)
-            elif ranks.first:
-                _safetensors().save_file(
-                    {n: t.detach().contiguous().cpu() for n, t in held.items()}, draft / f"{part}.safetensors"
-                )
-        if ranks.first:
-            for name, text in self.extras.items():
-                (draft / name).write_text(text, encoding="utf-8")
-            record = {"format": FORMAT, **asdict(replace(progress, updates=updates(model, optimizer)))}
-            record["files"] = {name: file_digest(draft / name) for name in (*PARTS, *self.extras)}
-            write_text(draft / "state.json", json.dumps(sealed(record), indent=1))
+        if ranks.first or ranks.spread == "fsdp":
+            texts, files = _hf().contents(model)
+            for name, held in {**files, OPTIMIZER: moments(model, optimizer)}.items():
+                if ranks.spread == "fsdp":
+                    _write_sharded(draft, name, held, ranks)
+                else:
+                    whole = {n: t.detach().contiguous().cpu() for n, t in held.items()}
+                    _safetensors().save_file(whole, draft / name, metadata={"format": "pt"})
+            if ranks.first:
+                for name, text in {**texts, SETTINGS: self.settings}.items():
+                    (draft / name).write_text(text, encoding="utf-8")
+                assert self.tokenizer is not None
+                self.tokenizer.save(draft)
+                record = {"format": FORMAT, **asdict(replace(progress, updates=updates(model, optimizer)))}
+                record["files"] = {p.name: file_digest(p) for p in sorted(draft.iterdir())}
+                write_text(draft / STATE, json.dumps(sealed(record), indent=1))
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-        """Fill these from the last checkpoint; nothing on disk changes, so a refusal leaves the run as it was."""
+    def load(self, model: Model, optimizer: torch.optim.Optimizer) -> Progress:
+        """Fill the optimizer of a model, loaded from the last checkpoint, from there, too; nothing on disk changes."""
         folder = self.last()
         if folder is None:
             raise CheckpointError(f"{self.run} holds no checkpoint to resume from; start it without --resume")
-        progress, files = read_state(folder)
-        verify(folder, files, PARTS)
+        progress = read_progress(folder)
+        verify(folder, (OPTIMIZER,))
         unknown = progress.updates.keys() - dict(model.named_parameters()).keys()
+        if progress.step and not progress.updates:
+            raise CheckpointError(f"{folder}/{STATE} is at step {progress.step} and counts no updates: it is not whole")
         if unknown:
-            raise CheckpointError(f"{folder}/state.json counts updates of {min(unknown)}, which this model does not have")
+            raise CheckpointError(f"{folder}/{STATE} counts updates of {min(unknown)}, which this model does not have")
         _prepare(model, optimizer, progress)
-        targets = dict(zip(PARTS, (weights(model), moments(model, optimizer)), strict=True))
-        for name, held in targets.items():
-            with tensors(folder / name) as file:
-                check_shapes(folder / name, file, held)
+        held = moments(model, optimizer)
+        with tensors(folder / OPTIMIZER) as file:
+            check_shapes(folder / OPTIMIZER, file, held)
         if self.ranks.spread == "fsdp":
-            both = {n: t.detach() for held in targets.values() for n, t in held.items()}
             dcp = _dcp()
-            dcp.load(both, storage_reader=dcp.HuggingFaceStorageReader(str(folder.resolve())))
+            dcp.load(held, storage_reader=dcp.HuggingFaceStorageReader(str(folder.resolve())))
         else:
-            for name, held in targets.items():
-                fill(folder / name, held)
+            fill(folder / OPTIMIZER, held)
         return progress
 
     def prune(self) -> None:
@@ -193,19 +181,27 @@ def _prepare(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progr
             optimizer.state[p] = {"step": step, **{m: torch.zeros_like(p, requires_grad=False) for m in MOMENTS}}
 
 
-def _write_sharded(draft: Path, part: str, tensors: dict[str, Tensor], ranks: Ranks) -> None:
+def _write_sharded(draft: Path, name: str, tensors: dict[str, Tensor], ranks: Ranks) -> None:
     dcp = _dcp()
-    folder = draft / f"{part}.parts"
+    folder = draft / f"{name}.parts"
     writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save({n: t.detach() for n, t in tensors.items()}, storage_writer=writer)
     if ranks.first:
         (whole,) = folder.glob("*.safetensors")
-        os.replace(whole, draft / f"{part}.safetensors")
+        os.replace(whole, draft / name)
         shutil.rmtree(folder)
         sync(draft)
     ranks.barrier()
+
+
+def _hf() -> Any:
+    """Imported when it is needed, as it needs safetensors."""
+    _safetensors()
+    from ..models.convert import hf
+
+    return hf
 
 
 def _dcp() -> Any:
@@ -224,5 +220,5 @@ def _safetensors() -> Any:
 
 
 __all__ = [
-    "CheckpointError", "Progress", "Source", "Store", "iter_metrics", "load_run", "read_progress", "updates", "weights",
+    "CheckpointError", "Progress", "Source", "Store", "iter_metrics", "read_progress", "updates",
 ]  # fmt: skip

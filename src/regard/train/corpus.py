@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import CheckpointError, RegardError
 from ..files import require_plain
-from .limits import shown
+from ..models.schema import shown
 from .settings import DataConfig
 
 CHUNK = 1 << 20

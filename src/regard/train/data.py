@@ -3,7 +3,7 @@
 A token file is a folder named after a hash of the text and of the tokenizer's settings:
 
     tokens.bin       uint16, or uint32 from 65,536 tokens of vocabulary on
-    tokenizer.json   what made them
+    tokenizer.json, tokenizer_config.json    what made them
     meta.json        how many there are, their type, and a digest that a damaged file does not match
 """
 
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from ..files import home, new_folder, read_plain, reading, require_plain, sweep
+from ..models.tokenizer import Tokenizer, load_tokenizer
 from .corpus import Corpus, DataError, numpy, open_corpus
 from .settings import DataConfig
-from .tokenizer import Tokenizer, joined, learn, load
+from .tokenizer import closed, learn
 
-VERSION = 1
+VERSION = 2
 BLOCK = 1 << 20
 SAMPLED = 64
 LARGEST_META = 1 << 16
@@ -71,7 +72,7 @@ def tokens(
     corpus, text = found or find_text(c)
     folder = cache_folder(c) / key(c, text)
     held = opened(folder)
-    if tokenizer is not None and (held is None or held.tokenizer.text() != tokenizer.text()):
+    if tokenizer is not None and (held is None or held.tokenizer.files() != tokenizer.files()):
         folder = cache_folder(c) / key(c, text, tokenizer)
         held = opened(folder)
     if held is None:
@@ -96,7 +97,7 @@ def cache_folder(c: DataConfig) -> Path:
 def key(c: DataConfig, text: str, tokenizer: Tokenizer | None = None) -> str:
     settings: list[Any] = [VERSION, c.tokenizer, c.vocabulary if c.tokenizer == "bpe" else 0, text]
     if tokenizer is not None:
-        settings.append(hashlib.sha256(tokenizer.text().encode("utf-8", "surrogatepass")).hexdigest())
+        settings += [hashlib.sha256(data).hexdigest() for data in tokenizer.files().values()]
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
 
 
@@ -112,18 +113,18 @@ def build(corpus: Corpus, c: DataConfig, folder: Path, say: Say, tokenizer: Toke
 
     tokenizer = tokenizer or learn(c.tokenizer, (text for text, _ in watched("reading")), c.vocabulary)
     np = numpy()
-    kind = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
+    kind = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
     with new_folder(folder) as draft:
-        count = 0
+        count, starts = 0, True
         with open(draft / "tokens.bin", "wb") as file:
             for text, ends in watched("tokenizing"):
-                ids = tokenizer.encode(text)
-                ids = joined(tokenizer, ids) if ends else ids
+                ids = tokenizer.encode(text, bos=None if starts else False)
+                ids, starts = closed(tokenizer, ids) if ends else ids, ends
                 np.asarray(ids, dtype=kind).tofile(file)
                 count += len(ids)
         if count == 0:
             raise DataError(f"{corpus.name} holds no text")
-        tokenizer.save(draft / "tokenizer.json")
+        tokenizer.save(draft)
         meta = {"version": VERSION, "count": count, "dtype": np.dtype(kind).name, "digest": digest(draft / "tokens.bin")}
         (draft / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
@@ -137,7 +138,7 @@ def opened(folder: Path) -> Tokens | None:
         path = require_plain(folder / "tokens.bin")
         if path.stat().st_size != count * kind.itemsize or digest(path) != meta["digest"]:
             return None
-        return Tokens(np.memmap(path, dtype=kind, mode="r", shape=(count,)), load(folder / "tokenizer.json"), folder)
+        return Tokens(np.memmap(path, dtype=kind, mode="r", shape=(count,)), load_tokenizer(folder), folder)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import RegardError
-from .settings import ConfigError, TrainConfig
+from ..models.schema import ConfigError
+from .settings import TrainConfig
 
 Spread = Literal["none", "ddp", "fsdp"]
 TEXT = 4096
@@ -155,3 +156,10 @@ def part_of_step(module: nn.Module, last: bool) -> Generator[None]:
     if shards is not None:
         shards(last)
     yield
+
+
+def to_shards(module: nn.Module) -> None:
+    """What a sharded model has gathered for its last call goes back to the ranks: only shards are saved."""
+    reshard: Any = getattr(module, "reshard", None)
+    if reshard is not None:
+        reshard()

@@ -22,17 +22,19 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError, RegardError
 from ..files import point, reading, sweep, write_text
-from .begin import TrainError, built, locked, same_run
+from ..models.downloads import open_model
+from ..models.schema import ConfigError
+from ..models.tokenizer import Tokenizer
+from .begin import Start, TrainError, built, carried_on, locked, same_run
 from .checkpoint import Progress, Source, Store, read_progress
 from .corpus import Corpus
 from .data import Tokens, Windows, find_text
 from .data import tokens as open_tokens
-from .distributed import Ranks, part_of_step, spread
+from .distributed import Ranks, part_of_step, spread, to_shards
 from .distributed import joined as joined_ranks
 from .optim import adamw, clip, rate, set_rate
 from .report import Metrics, Reporter, reporter
-from .settings import FROM_DATA, Config, ConfigError, check, dump
-from .tokenizer import Tokenizer
+from .settings import FROM_DATA, Config, check, dump
 
 IGNORED = -100
 BALANCE = 0.01
@@ -68,8 +70,18 @@ class Objective(nn.Module):
         return loss if total or balance is None else loss + BALANCE * balance
 
 
-def train(c: Config, run: str | Path, *, resume: bool = False, new_data: bool = False, quiet: bool = False) -> Result:
-    """Train as `c` says, in the folder `run`; with `resume`, go on from its last checkpoint.
+def train(
+    c: Config,
+    run: str | Path,
+    *,
+    resume: bool = False,
+    new_data: bool = False,
+    initial: Start | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Train as `c` says, in the folder `run`; with `resume`, go on from its last checkpoint; from an `initial` model otherwise.
+
+    `initial` is a model and its tokenizer, as `open_model` gives them, and `c` is `config(..., initial=model)`.
 
     A resumed run has to find the text, the tokenizer and the model it began with. `new_data` lets it go on with other text, which
     is cut by the tokenizer it has. Whatever is refused, is refused before anything in `run` is written.
@@ -78,6 +90,10 @@ def train(c: Config, run: str | Path, *, resume: bool = False, new_data: bool = 
     check(c)
     if new_data and not resume:
         raise TrainError("--new-data lets a run that exists go on with other text: add --resume")
+    if resume and initial is not None:
+        raise TrainError("--init begins a run with a model's weights, and --resume goes on with the run's own: leave one out")
+    if not resume and (c.data.tokenizer == "model") != (initial is not None):
+        raise ConfigError(f"data.tokenizer={c.data.tokenizer}: `model` is the tokenizer of --init MODEL, and goes with it")
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(joined_ranks(c.train))
         report = stack.enter_context(reporter(ranks.first and not quiet))
@@ -87,17 +103,20 @@ def train(c: Config, run: str | Path, *, resume: bool = False, new_data: bool = 
         store = Store(run, ranks)
         last = begun(store, resume, stack)
         found = found_text(c, ranks)
-        own = None if last is None else same_run(c, last, read_progress(last), found[1], new_data)
-        tokens = opened_tokens(c, ranks, report, asked, (found, own))
+        start = initial if last is None else open_model(last)
+        if last is not None and start is not None:
+            same_run(c, last, start[0], read_progress(last), found[1], new_data)
+        c = c if start is None else carried_on(c, start[0])
+        tokens = opened_tokens(c, ranks, report, asked, (found, start and start[1]))
         c = complete(c, tokens)
-        store = replace(store, extras={"config.yaml": dump(c.tree()), "tokenizer.json": tokens.tokenizer.text()})
-        trainer = Trainer(c, store, tokens, report, asked)
+        store = replace(store, tokenizer=tokens.tokenizer, settings=dump({n: t for n, t in c.tree().items() if n != "model"}))
+        trainer = Trainer(c, store, tokens, start, report, asked)
         progress = Progress(seed=c.train.seed) if last is None else store.load(trainer.model, trainer.optimizer)
         progress = replace(progress, source=Source(tokens.text, len(tokens.values)))
         if new_data:
             # A loss on other text is no better and no worse than one on this.
             progress = replace(progress, best=None, best_step=0, waited=0)
-        prepare_folder(store, last, stack)
+        prepare_folder(store, c, last, stack)
         metrics = stack.enter_context(Metrics(run / "metrics.jsonl", ranks.first))
         return trainer.go(progress, metrics, resume)
 
@@ -131,7 +150,7 @@ def found_text(c: Config, ranks: Ranks) -> tuple[Corpus, str]:
     return found
 
 
-def prepare_folder(store: Store, last: Path | None, stack: contextlib.ExitStack) -> None:
+def prepare_folder(store: Store, c: Config, last: Path | None, stack: contextlib.ExitStack) -> None:
     """The run's own files, now that nothing can be refused any more; and what killed processes left is swept."""
     run, ranks, problem = store.run, store.ranks, ""
     try:
@@ -145,8 +164,7 @@ def prepare_folder(store: Store, last: Path | None, stack: contextlib.ExitStack)
                 # What no link names is swept.
                 point(store.root / "last", last.name)
             sweep(run, older_than=-math.inf)
-            for name, text in store.extras.items():
-                write_text(run / name, text)
+            write_text(run / "config.yaml", dump(c.tree()))
             store.prune()
     except OSError as error:
         problem = f"cannot write to {run}: {error.strerror or error}"
@@ -177,13 +195,18 @@ def opened_tokens(
 def complete(c: Config, tokens: Tokens) -> Config:
     """The model's sizes that the data decides, unless they are given and large enough."""
     have = [f for f in FROM_DATA if hasattr(c.model, f)]
-    need = {"vocabulary": len(tokens.tokenizer), "context": c.data.context}
+    need = {"vocabulary": tokens.tokenizer.size, "context": c.data.context}
     why = {"vocabulary": f"the {c.data.tokenizer} tokenizer of the data has", "context": "data.context is"}
+    # A model that was there before keeps its sizes.
+    fix = (
+        "data.context can be smaller"
+        if c.data.tokenizer == "model"
+        else "Leave model.{} out, and it follows the data, or give at least as much"
+    )
     for name in have:
         if name in c.given and getattr(c.model, name) < need[name]:
             raise ConfigError(
-                f"model.{name}={getattr(c.model, name)} is too small: {why[name]} {need[name]}. "
-                f"Leave model.{name} out, and it follows the data, or give at least as much"
+                f"model.{name}={getattr(c.model, name)} is too small: {why[name]} {need[name]}. {fix.format(name)}"
             )
     sizes = {n: need[n] for n in have if n not in c.given}
     return replace(c, model=replace(c.model, **sizes), given=frozenset(have))
@@ -192,13 +215,15 @@ def complete(c: Config, tokens: Tokens) -> Config:
 class Trainer:
     """What one run holds while it runs."""
 
-    def __init__(self, c: Config, store: Store, tokens: Tokens, report: Reporter, asked: Callable[[], bool]) -> None:
+    def __init__(
+        self, c: Config, store: Store, tokens: Tokens, start: Start | None, report: Reporter, asked: Callable[[], bool]
+    ) -> None:
         self.c, self.store, self.ranks, self.report, self.asked = c, store, store.ranks, report, asked
         first, last = tokens.split(c.data.validation, c.data.context)
-        size = len(tokens.tokenizer)
+        size = c.model.vocabulary
         self.windows = Windows(first, c.data.context, c.train.batch, c.train.seed, size)
         self.held_out = Windows(last, c.data.context, c.train.batch, c.train.seed, size)
-        self.model = built(c, self.ranks, self.windows)
+        self.model = built(c, self.ranks, self.windows, start, tokens.tokenizer)
         blocks = getattr(self.model, "blocks", None)
         sparse = getattr(c.model, "experts", 1) > 1
         self.module = spread(Objective(self.model), blocks if isinstance(blocks, nn.ModuleList) else None, self.ranks, sparse)
@@ -236,6 +261,7 @@ class Trainer:
                 mark, marked = time.perf_counter(), tokens
             early = 0 < c.train.patience <= progress.waited
             if better or done or early or stop or step % c.train.save_every == 0:
+                to_shards(self.module)
                 self.store.save(self.model, self.optimizer, progress, better)
             if (early or stop) and not done:
                 stopped = "early" if early else "interrupted"

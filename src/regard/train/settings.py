@@ -5,23 +5,25 @@ Nothing is guessed: an unknown key suggests the nearest one, and a value of anot
 
 from __future__ import annotations
 
-import difflib
-import types
-import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Union, cast
+from typing import Any, Literal, cast
 
 from ..errors import CheckpointError
 from ..files import read_plain, reading
+from ..models.base import Model
 from ..models.families import next_token_families
-from .limits import ConfigError, RangeError, check_range, check_ranges, shown
+from ..models.schema import ConfigError, build, check_keys, check_ranges, nearest, section, shown
 
 LARGEST = 1 << 20
 """Bytes of a config file."""
 FROM_DATA = ("vocabulary", "context")
 """Sizes of a model that the data decides, unless they are given."""
+LIVE = ("dropout", "capacity")
+"""Settings of a model that another run of the same weights may change: they act in training only."""
+INITIAL = {"data": {"tokenizer": "model"}, "optim": {"lr": 1e-4}}
+"""Defaults where training goes on from a model: its tokenizer, and a rate that does not undo what it has learned."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class DataConfig:
     """Where the text stands in a JSONL line or a dataset's row."""
     split: str = "train"
     """Which split of a Hugging Face dataset to read."""
-    tokenizer: Literal["byte", "char", "bpe"] = "char"
+    tokenizer: Literal["byte", "char", "bpe", "model"] = "char"
+    """`model` is the one that came with the model that training goes on from."""
     vocabulary: int = 4096
     """Tokens of a BPE tokenizer; the others count their own."""
     context: int = 128
@@ -97,20 +100,22 @@ class Config:
         return {"model": {"family": plain.pop("family"), **model}, **plain}
 
 
-def config(tree: Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Defaults, then `tree`, then overrides."""
+def config(tree: Mapping[str, Any] | None = None, overrides: Sequence[str] = (), *, initial: Model | None = None) -> Config:
+    """Defaults, then `tree`, then overrides; the model is the `initial` one where there is one, whatever its size."""
     merged: dict[str, Any] = {}
-    for part in (tree or {}, *(parse_override(o) for o in overrides)):
+    for part in ({} if initial is None else INITIAL, tree or {}, *(parse_override(o) for o in overrides)):
         merged = _merge(merged, part)
-    _check_keys(merged, [*_SECTIONS, "model"], "")
-    model = _section(merged.get("model"), "model")
-    name = model.pop("family", "llama")
+    check_keys(merged, [*_SECTIONS, "model"], "", _SECTIONS)
+    model = section(merged.get("model"), "model")
+    name = model.pop("family", "llama" if initial is None else initial.family)
     built = Config(
-        model=model_config(name, model),
+        model=model_config(name, model) if initial is None else continued(initial, name, model),
         family=name,
-        given=frozenset(n for n in FROM_DATA if n in model),
-        **{key: _build(cls, _section(merged.get(key), key), f"{key}.") for key, cls in _SECTIONS.items()},
+        given=frozenset(n for n in FROM_DATA if n in model or initial is not None),
+        **{key: build(cls, section(merged.get(key), key), f"{key}.") for key, cls in _SECTIONS.items()},
     )
+    if initial is not None and built.data.tokenizer != "model":
+        raise ConfigError(f"data.tokenizer={built.data.tokenizer}, and the model to go on from has its own: leave it out")
     check(built)
     return built
 
@@ -123,9 +128,24 @@ def model_config(family: Any, given: Mapping[str, Any]) -> Any:
     families = next_token_families()
     if not isinstance(family, str) or family not in families:
         raise ConfigError(
-            f"model.family={shown(family)} is not one of {', '.join(families)}{_nearest(str(family), list(families))}"
+            f"model.family={shown(family)} is not one of {', '.join(families)}{nearest(str(family), list(families))}"
         )
-    return _build(families[family].config, families[family].settings(given), "model.")
+    return build(families[family].config, families[family].settings(given), "model.")
+
+
+def continued(initial: Model, family: Any, given: Mapping[str, Any]) -> Any:
+    """The config of a model that training goes on from; settings that contradict it are refused."""
+    families = next_token_families()
+    if initial.family not in families:
+        raise ConfigError(f"a {initial.family} does not predict the next token; {', '.join(families)} do")
+    was = initial.config
+    wanted = build(type(was), {**{f.name: getattr(was, f.name) for f in fields(was)}, **given}, "model.")
+    pairs = [("family", family, initial.family)]
+    pairs += [(n, getattr(wanted, n), getattr(was, n)) for n in given if n not in LIVE]
+    other = [f"model.{n}={shown(mine)}, which is {shown(theirs)} there" for n, mine, theirs in pairs if mine != theirs]
+    if other:
+        raise ConfigError(f"the model to go on from has its own config; leave out {'; '.join(other)}")
+    return wanted
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -198,104 +218,6 @@ def _merge(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
         merged[key] = _merge(cast(Any, old), cast(Any, value)) if both else value
     return merged
-
-
-def _section(found: Any, name: str) -> dict[str, Any]:
-    if found is None:
-        return {}
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{name}={shown(found)} is a {type(found).__name__}; it is a section: write {name}.<setting>=value")
-    return dict(cast(Mapping[str, Any], found))
-
-
-def _check_keys(tree: Mapping[str, Any], known: Sequence[str], prefix: str) -> None:
-    for key in tree:
-        if key not in known:
-            near = _nearest(key, known, prefix)
-            # A forgotten section is the commonest slip: `steps=100` for `train.steps=100`.
-            homes = [f"{s}.{key}" for s, cls in _SECTIONS.items() if key in {f.name for f in fields(cls)}]
-            if not prefix and homes:
-                near = f"; did you mean {' or '.join(homes)}?"
-            raise ConfigError(f"there is no setting {prefix}{str(key)[:80]}{near} (known: {', '.join(known)})")
-
-
-def _nearest(name: str, known: Sequence[str], prefix: str = "") -> str:
-    found = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"; did you mean {prefix}{found[0]}?" if found else ""
-
-
-def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
-    hints = typing.get_type_hints(cls)
-    known = [f.name for f in fields(cls) if f.init]
-    _check_keys(values, known + (["family"] if prefix == "model." else []), prefix)
-    found = {name: _coerce(value, hints[name], prefix + name) for name, value in values.items()}
-    needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in found]
-    if needed:
-        raise ConfigError(f"{prefix}{needed[0]} has no default; give it a value")
-    try:
-        return cls(**found)
-    except ConfigError:
-        raise
-    except (ValueError, TypeError, ArithmeticError) as error:
-        raise ConfigError(f"{prefix.rstrip('.')}: {error}") from error
-
-
-def _coerce(value: Any, hint: Any, name: str) -> Any:
-    """The value as its field's type, or an error that says that type."""
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    wrong = ConfigError(f"{name}={shown(value)} is a {type(value).__name__}; it should be {_say(hint)}")
-    if origin in (Union, types.UnionType):
-        # The narrower types first: `null` is None and 3 is an int before either could become a string.
-        for option in options:
-            if option is type(None) and value is None:
-                return None
-        for option in sorted(options, key=lambda o: o is str):
-            try:
-                return _coerce(value, option, name)
-            except RangeError:
-                raise
-            except ConfigError:
-                continue
-        raise wrong
-    if origin is Literal:
-        if value not in options:
-            raise ConfigError(f"{name}={shown(value)} is not one of {', '.join(map(str, options))}{_nearest(value, options)}")
-        return value
-    if origin is tuple:
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise wrong
-        items = cast(Sequence[Any], value)
-        inner = [options[0]] * len(items) if options[-1] is Ellipsis else list(options)
-        if len(inner) != len(items):
-            raise wrong
-        return tuple(_coerce(v, t, f"{name}[{i}]") for i, (v, t) in enumerate(zip(items, inner, strict=True)))
-    if is_dataclass(hint):
-        return value if isinstance(value, cast(type, hint)) else _build(cast(type, hint), _section(value, name), f"{name}.")
-    if hint is Any:
-        return value
-    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            found = float(value)  # YAML 1.1 reads 1e-3, without a point, as a string
-        except (ValueError, OverflowError):
-            raise wrong from None
-        check_range(name, found)
-        return found
-    if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return shown(value)  # a name may look like a number
-    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        if hint is int:
-            check_range(name, cast(int, value))
-        return value
-    raise wrong
-
-
-def _say(hint: Any) -> str:
-    options = typing.get_args(hint)
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        return " or ".join("null" if o is type(None) else _say(o) for o in options)
-    if typing.get_origin(hint) is tuple:
-        return f"a list of {_say(options[0])}"
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(hint, str(hint))
 
 
 def _plain(x: Any) -> Any:

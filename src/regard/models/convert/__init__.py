@@ -18,10 +18,11 @@ import torch
 from ...errors import CheckpointError, RegardError
 from ...files import reading, require_plain
 from ..base import Files, Model
+from ..runs import checkpoint_folder
 
 
 def load(source: str | Path, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
-    """The model in a folder, a `.gguf` file, a llama2.c `.bin`, or under a Hugging Face hub name."""
+    """The model in a folder, a run (its best checkpoint), a `.gguf` file, a llama2.c `.bin`, or under a Hugging Face hub name."""
     _need("safetensors")
     path = Path(source)
     # A name of its own in the error, and no more of it than a screen shows: a source may be any text.
@@ -34,7 +35,7 @@ def _load(source: str | Path, path: Path, dtype: torch.dtype, changes: Mapping[s
     if path.is_dir():
         from .hf import load_folder
 
-        return load_folder(path, dtype, changes)
+        return load_folder(checkpoint_folder(path), dtype, changes)
     if path.suffix == ".gguf" and path.exists():
         _need("gguf")
         from .gguf import load_gguf

@@ -20,14 +20,15 @@ from torch import Tensor
 from ...errors import CheckpointError
 from ...files import replacing, require_plain, write_text
 from ..base import Model
-from ..families import FAMILIES
+from ..families import FAMILIES, next_token_families
+from ..runs import verify
 from . import native
 from .fields import INDEX_BYTES, Fields, changed, read_generation_info, read_json
 from .layout import TensorLayout, assemble, own_names, spread
 
 VERSION = 1
 WEIGHTS, INDEX, OWN = "model.safetensors", "model.safetensors.index.json", "regard.safetensors"
-GENERATION = "generation_config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 
 
 class Tensors:
@@ -56,7 +57,8 @@ class Tensors:
 
 
 def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Model:
-    c = read_json(folder / "config.json")
+    verify(folder, (CONFIG, GENERATION, WEIGHTS, OWN))
+    c = read_json(folder / CONFIG)
     if "quantization_config" in c:
         raise c.refuse("quantization_config", "quantised Hugging Face weights are not read; use the plain ones, or a GGUF")
     own = c.part("regard") or Fields({}, c.origin)
@@ -92,11 +94,11 @@ def _attention(own: Fields) -> dict[str, str | list[str]]:
 def _read_config(c: Fields, own: Fields, names: Collection[str]) -> tuple[Any, Callable[[Any], TensorLayout]]:
     name = own.values.get("family")
     family = FAMILIES.get(name) if isinstance(name, str) else None
-    if family is not None and family.converter is None:
+    if family is not None and (family.converter is None or c.values.get("model_type") == f"regard-{name}"):
         return native.read(own, family.config), native.layout
     converters = {kind: f.converter for f in FAMILIES.values() if f.converter for kind in f.converter.model_types}
     converter = converters[c.word("model_type", tuple(converters))]
-    return converter.read(c, names), converter.layout
+    return native.with_fields(converter.read(c, names), own.part("config")), converter.layout
 
 
 def _shards(folder: Path) -> Mapping[str, Path] | Path:
@@ -116,31 +118,49 @@ def _shards(folder: Path) -> Mapping[str, Path] | Path:
     return {name: folder / file for name, file in found.values.items()}
 
 
-def save_folder(model: Model, folder: Path) -> None:
+def described(model: Model) -> tuple[dict[str, Any], TensorLayout]:
+    """config.json and the layout of a model's tensors: its family's at Hugging Face, or ours where that has no word for it."""
     c = model.config
     own: dict[str, Any] = {"version": VERSION, "family": model.family}
     converter = FAMILIES[model.family].converter if model.family in FAMILIES else None
+    whole: dict[str, Any] | None = None
     if converter is not None:
-        whole, layout = dict(converter.write(c)), converter.layout(c)
-        own["attention"] = c.attention
-    else:
-        whole, layout = {"model_type": f"regard-{model.family}"}, native.layout(c)
-        own["config"] = native.write(c)
-    tensors = spread(model, layout)
-    dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors.values()}
+        try:
+            whole = dict(converter.write(c))
+        except CheckpointError:
+            # A config that Hugging Face has no words for is written in ours, where we would train it.
+            if model.family not in next_token_families():
+                raise
+    if converter is None or whole is None:
+        return {"model_type": f"regard-{model.family}", "regard": {**own, "config": native.write(c)}}, native.layout(c)
+    layout = converter.layout(c)
+    names = [place.name for n, _ in model.named_parameters() if (place := layout.place(n))]
+    lost = native.lost(c, converter.read(Fields(whole, "config.json"), names))
+    return {**whole, "regard": {**own, "attention": c.attention, **({"config": lost} if lost else {})}}, layout
+
+
+def contents(model: Model) -> tuple[dict[str, str], dict[str, dict[str, Tensor]]]:
+    """The files of a model's folder, by name: those of text, and the tensors of the others."""
+    whole, layout = described(model)
+    tensors = {WEIGHTS: spread(model, layout)}
+    own = {n: model.get_parameter(n).detach().clone() for n in own_names(model, layout)}
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors[WEIGHTS].values()}
     # What the checkpoint said of its tokens goes over what a family writes by default.
-    whole |= {**model.generation_info.ids, "dtype": dtypes.pop() if len(dtypes) == 1 else "float32", "regard": own}
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / WEIGHTS) as draft:
-        save_file(tensors, draft, metadata={"format": "pt"})
-    trained = {n: model.get_parameter(n).detach().clone() for n in own_names(model, layout)}
-    if trained:
-        with replacing(folder / OWN) as draft:
-            save_file(trained, draft, metadata={"format": "pt"})
-    if model.generation_info.config is not None:
-        write_text(folder / GENERATION, json.dumps(model.generation_info.config, indent=2) + "\n")
+    whole |= {**model.generation_info.ids, "dtype": dtypes.pop() if len(dtypes) == 1 else "float32", "regard": whole["regard"]}
+    texts = {} if model.generation_info.config is None else {GENERATION: model.generation_info.config}
     # The configuration comes last: a folder that has one has everything.
-    write_text(folder / "config.json", json.dumps(whole, indent=2) + "\n")
+    texts = {**texts, CONFIG: whole}
+    return {n: json.dumps(v, indent=2) + "\n" for n, v in texts.items()}, {**tensors, **({OWN: own} if own else {})}
+
+
+def save_folder(model: Model, folder: Path) -> None:
+    texts, files = contents(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, tensors in files.items():
+        with replacing(folder / name) as draft:
+            save_file(tensors, draft, metadata={"format": "pt"})
+    for name, text in texts.items():
+        write_text(folder / name, text)
 
 
 def fetch(name: str) -> Path:

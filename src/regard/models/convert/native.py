@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ...attention.spec import parse
+from ...errors import CheckpointError
 from ...position import Position
-from .fields import DEEPEST, LARGEST, Fields
+from ..schema import ConfigError, build, check_ranges
+from .fields import DEEPEST, Fields
 from .layout import TensorLayout, TensorPlace
-
-COUNTS = {"depth": DEEPEST, "experts": 1 << 16, "chosen": 1 << 16, "steps": 1 << 16}
-"""How far the fields go that say how often something is built or done."""
 
 
 class _Same(Mapping[str, TensorPlace]):
@@ -45,32 +43,26 @@ def read(own: Fields, cls: type[Any]) -> Any:
     values = own.part("config")
     if values is None:
         raise own.refuse("config", "a family of regard's own keeps its fields there")
-    usual = cls()
+    return with_fields(cls(), values)
+
+
+def with_fields(config: Any, values: Fields | None) -> Any:
+    """A config with the fields of a file, each of its type and within its range."""
+    if values is None:
+        return config
     attention = values.values.get("attention")
     if isinstance(attention, list) and len(attention) > DEEPEST:
         raise values.refuse("attention", f"no model has more than {DEEPEST} layers")
-    for name in values.values:
-        if not hasattr(usual, name):
-            raise values.refuse(name, f"{cls.__name__} has no such field")
-    return cls(**{name: _checked(values, name, getattr(usual, name)) for name in values.values})
+    try:
+        found = build(type(config), {**{f.name: getattr(config, f.name) for f in fields(config)}, **values.values}, "model.")
+        check_ranges(found, "model.")
+    except ConfigError as error:
+        raise CheckpointError(f"{values.origin}: {error}") from error
+    return found
 
 
-def _checked(values: Fields, name: str, usual: Any) -> Any:
-    """A value of the kind that the field has by default; where that is None, a number above 0 or a spec."""
-    value = values.values[name]
-    if isinstance(usual, Position):
-        return parse(str(value)).position
-    if isinstance(usual, bool):
-        return values.flag(name, usual)
-    if isinstance(usual, float) and value == 0:
-        return 0.0
-    if value is None and usual is None:
-        return None
-    if isinstance(usual, int) or (usual is None and isinstance(value, int)):
-        return values.size(name, largest=COUNTS.get(name, LARGEST))
-    if isinstance(usual, float) or isinstance(value, float):
-        return values.number(name)
-    lines = value if isinstance(value, list) else [value]
-    if not all(isinstance(line, str) for line in lines):
-        raise values.refuse(name, "it must be a word, or a list of them")
-    return tuple(lines) if isinstance(value, list) else value
+def lost(config: Any, back: Any) -> dict[str, Any]:
+    """The fields of a config that did not come back from somebody else's; dropout acts in training only, and attention is written
+    beside them."""
+    wrong = [f.name for f in fields(config) if getattr(back, f.name) != getattr(config, f.name)]
+    return {n: v for n, v in write(config).items() if n in wrong and n not in ("attention", "dropout")}
