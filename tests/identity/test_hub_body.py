@@ -340,7 +340,7 @@ def test_an_identity_lives_among_the_keys_that_another_selection_chooses():
         chosen, steps = model(x).logits, stepped(model, x)
     assert apart(plain, chosen) > 1e-2
     assert apart(chosen, steps) <= CLOSE
-    with inject(model, "cosine | softmax"), living(model, who), pytest.raises(CombinationError, match="bends dot products"):
+    with inject(model, "cosine | softmax"), living(model, who), pytest.raises(CombinationError, match="changes dot products"):
         model(x)
 
 

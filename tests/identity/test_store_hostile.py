@@ -70,7 +70,6 @@ def with_config(change: Callable[[dict[str, Any]], object]) -> bytes:
 
 
 def with_tensors(**changed: torch.Tensor) -> bytes:
-
     config = json.dumps(person(1).config())
     names = {name.replace("_", "."): t for name, t in changed.items()}
     return save({**person(1).tensors(), **names}, metadata={"identity": config})

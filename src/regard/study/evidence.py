@@ -137,42 +137,38 @@ class Goal:
 
 def goals(s: Summary) -> list[Goal]:
     """What was aimed at, and whether it was reached; only what was measured is asked."""
-    results: list[Goal] = []
+    table: list[Goal] = []
     rivals = {x: [f"{n} {x}" for n in PEERS if f"{n} {x}" in s["keep"]] for x in SHARES}
     if all(rivals.values()):
         best = {x: max(rivals[x], key=lambda n: s["keep"][n].mean) for x in SHARES}
         got = " / ".join(f"{s['keep'][f'learned {x}'].mean:.0%}" for x in SHARES)
         them = " / ".join(f"{s['keep'][best[x]].mean:.0%} ({best[x].split()[0]})" for x in SHARES)
         ahead = all(s["keep"][f"learned {x}"].mean > s["keep"][best[x]].mean for x in SHARES)
-        results.append(Goal("imprints, fast, at 12.5 / 25 / 50%", got, f"ahead of the best peer, {them}", ahead))
+        table.append(Goal("imprints, fast, at 12.5 / 25 / 50%", got, f"ahead of the best peer, {them}", ahead))
     for name, label in (("trace_fast", "trace, fast"), ("self_fast self_token", "self as a token, fast")):
         if apart := s["states"][name].get("own − other"):
-            results.append(Goal(f"{label}: own − another's", str(apart), "below zero, interval too", apart.high < 0))
+            table.append(Goal(f"{label}: own − another's", str(apart), "below zero, interval too", apart.high < 0))
     if apart := s["states"]["imprints"].get("own − other"):
-        results.append(
-            Goal("imprints, fast: own − another's", str(apart), "−0.5 or less", apart.mean <= -0.5 and apart.high < 0)
-        )
+        table.append(Goal("imprints, fast: own − another's", str(apart), "−0.5 or less", apart.mean <= -0.5 and apart.high < 0))
     slept = s.get("slept", {})
     for name, least in (("imprints 0.125", 0.6), ("imprints 0.25", 0.78), ("imprints 0.5", 0.9), ("everything 0.25", 0.85)):
         if name in slept:
             share = slept[name]["share"]
-            results.append(Goal(f"{name}, slept: share of the gain", share.percent(), f"{least:.0%}", share.mean >= least))
+            table.append(Goal(f"{name}, slept: share of the gain", share.percent(), f"{least:.0%}", share.mean >= least))
     for name in ("trace", "self"):
         if "other" in slept.get(name, {}):
             own, other, apart = (slept[name][n] for n in ("own", "other", "own − other"))
-            results.append(Goal(f"{name} alone, slept: own − base", str(own), "−0.30 or less", own.mean <= -0.3))
-            results.append(Goal(f"{name} alone, slept: another's − base", str(other), "within ±0.03", abs(other.mean) <= 0.03))
-            results.append(
-                Goal(f"{name} alone, slept: own − another's", str(apart), "below zero, interval too", apart.high < 0)
-            )
+            table.append(Goal(f"{name} alone, slept: own − base", str(own), "−0.30 or less", own.mean <= -0.3))
+            table.append(Goal(f"{name} alone, slept: another's − base", str(other), "within ±0.03", abs(other.mean) <= 0.03))
+            table.append(Goal(f"{name} alone, slept: own − another's", str(apart), "below zero, interval too", apart.high < 0))
     if "own of context" in s.get("recall", {}):
         r = s["recall"]
-        results.append(
+        table.append(
             Goal(
                 "recall, of what is recalled in context", r["own of context"].percent(), "75%", r["own of context"].mean >= 0.75
             )
         )
-        results.append(
+        table.append(
             Goal(
                 "recall by another's identity",
                 r["other"].percent(),
@@ -183,10 +179,10 @@ def goals(s: Summary) -> list[Goal]:
     if "everything 0.25" in slept:
         for kind, where in (("chat", "in a chat"), ("prose", "as bare prose")):
             harm = slept["everything 0.25"]["damage"][kind]
-            results.append(Goal(f"neutral text {where}, everything slept", str(harm), "+0.02 or less", harm.mean <= 0.02))
+            table.append(Goal(f"neutral text {where}, everything slept", str(harm), "+0.02 or less", harm.mean <= 0.02))
         size = slept["everything 0.25"]["bytes"]
-        results.append(Goal("bytes of a person, everything at a quarter", f"{size:,}", "1,000,000", size <= 1_000_000))
-    return results
+        table.append(Goal("bytes of a person, everything at a quarter", f"{size:,}", "1,000,000", size <= 1_000_000))
+    return table
 
 
 def markdown(s: Summary) -> str:

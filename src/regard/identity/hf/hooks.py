@@ -1,6 +1,6 @@
 """An identity read by the layers of a Hugging Face decoder: for one thread or for all, with caches.
 
-A hook on each projection catches q and k before RoPE turns them, and the further columns of a key (`read.py`) are laid next to
+A hook on each projection catches q and k before RoPE turns them, and the further columns of a key (`read/layer.py`) are laid next to
 it just before it goes into the cache. So they are in the cache itself, and whatever is done to that, beams reordered, tokens
 cropped, rows picked, a room of fixed size, is done to them too. Slots stand in no cache: they come in front at every call.
 """

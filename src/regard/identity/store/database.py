@@ -98,20 +98,16 @@ class Database(Connections):
         floor = -1 if limit is None else head.number - limit
         walk = _walk(select(commits.c.id, commits.c.parent, commits.c.number).where(commits.c.id == head.id), floor)
         rows = c.execute(select(commits.c.id, commits.c.body).join(walk, walk.c.id == commits.c.id))
-        history = sorted((Commit.read(id, body) for id, body in rows), key=lambda x: -x.number)
-        for a, b in itertools.pairwise(history):
+        chain = sorted((Commit.read(id, body) for id, body in rows), key=lambda x: -x.number)
+        for a, b in itertools.pairwise(chain):
             if a.parent != b.id:
                 raise CheckpointError(f"commit {a.id[:12]} follows {str(a.parent)[:12]}, and {b.id[:12]} stands in its place")
-        if (
-            len(history) != head.number - max(floor, -1)
-            or history[0].id != head.id
-            or (floor < 0 and history[-1].parent is not None)
-        ):
+        if len(chain) != head.number - max(floor, -1) or chain[0].id != head.id or (floor < 0 and chain[-1].parent is not None):
             raise CheckpointError(
-                f"the history of commit {head.id[:12]} has a gap: {len(history)} commits, the last is "
-                f"{history[-1].id[:12] if history else 'none'}; run: regard identity check"
+                f"the history of commit {head.id[:12]} has a gap: {len(chain)} commits, the last is "
+                f"{chain[-1].id[:12] if chain else 'none'}; run: regard identity check"
             )
-        return history
+        return chain
 
     def events(self, c: Connection, chain: Sequence[Commit]) -> list[list[Event]]:
         """The events of each of these commits, checked against its hash."""
