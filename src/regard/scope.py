@@ -16,6 +16,7 @@ server's threads do, the second step would no longer be held. So:
 from __future__ import annotations
 
 import asyncio
+import dis
 import inspect
 import sys
 import weakref
@@ -32,6 +33,8 @@ from .errors import StateError
 V = TypeVar("V")
 _COROUTINE = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_YIELD = dis.opmap["YIELD_VALUE"]
+"""The instruction that a suspended generator stands at, or right after."""
 _STANDS_FOR_A_BLOCK = frozenset({"contextlib", "_pytest.fixtures", "pytest_asyncio.plugin", "anyio.pytest_plugin"})
 """Modules that run a generator to its yield, then a block of somebody's, then the rest of the generator."""
 
@@ -145,6 +148,11 @@ class Scope(Generic[V]):
             here.merged = None
             self._here.set(_together(tuple(pair for pair in here.entries if pair[0] is not entry)))
 
+    def _is_suspended(self, entry: Entry[V]) -> bool:
+        """Whether the generator that entered waits at a yield; one that has ended can no longer be inside its block."""
+        frames = (f for f, pairs in list(self._frames.items()) if any(e is entry for e, _ in pairs))
+        return any(_YIELD in (f.f_code.co_code[max(f.f_lasti - 2, 0)], f.f_code.co_code[f.f_lasti]) for f in frames)
+
     def _found(self, key: Hashable, default: Any) -> V | None:
         if self._frames:
             for frame in _running():
@@ -158,6 +166,11 @@ class Scope(Generic[V]):
             if entry.generated:
                 if not entry.here:
                     raise StateError(f"an identity lives in this model inside a generator, and {_UNCLEAR}")
+                if not entry.left and not self._is_suspended(entry):
+                    raise StateError(
+                        "an identity came to live in this model inside a generator that has ended without leaving: enter "
+                        "`with living(model, …)` outside of it, in the function that speaks"
+                    )
                 continue
             if entry.left and entry.here:
                 raise StateError(f"the block that an identity lived in has ended, and {_UNCLEAR}")
@@ -204,7 +217,8 @@ def _suspendable() -> FrameType | None:
     """The nearest generator that runs, if one does: it may be suspended inside a block that is entered now."""
     for frame in _running():
         flags = frame.f_code.co_flags
-        if flags & _GENERATOR and not flags & _COROUTINE:
+        # An expression has no block of its own: what it enters is left by whoever collects it, as an ExitStack does.
+        if flags & _GENERATOR and not flags & _COROUTINE and frame.f_code.co_name != "<genexpr>":
             caller = frame.f_back
             if caller is None or caller.f_globals.get("__name__") not in _STANDS_FOR_A_BLOCK:
                 return frame

@@ -247,6 +247,33 @@ def test_a_generator_that_stands_for_a_block_is_as_good_as_the_block(people: Peo
         assert torch.equal(people.says(), people.as_a)
 
 
+def test_a_block_that_an_expression_enters_is_that_of_who_will_leave_it(people: People):
+    with ExitStack() as stack:
+        tuple(stack.enter_context(living(people.model, who)) for who in (people.b, people.a))
+        assert torch.equal(people.says(), people.as_a)
+    assert people.is_bare()
+
+
+def test_a_generator_that_ended_inside_a_block_is_not_taken_for_nobody(people: People):
+    stack = ExitStack()
+
+    def entered() -> Iterator[None]:
+        stack.enter_context(living(people.model, people.a))
+        yield
+        assert torch.equal(people.says(), people.as_a)
+
+    steps = entered()
+    next(steps)
+    assert people.is_bare()
+    assert next(steps, None) is None
+    with pytest.raises(StateError, match="ended without leaving"):
+        people.says()
+    with living(people.model, people.b):
+        assert torch.equal(people.says(), people.as_b)
+    stack.close()
+    assert people.is_bare()
+
+
 @pytest.fixture
 def lived_in(people: People) -> Iterator[None]:
     with living(people.model, people.a):

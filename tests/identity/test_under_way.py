@@ -201,6 +201,78 @@ def test_a_forward_that_was_interrupted_leaves_nothing_behind(model: Any):
     assert torch.equal(model(x).logits, alone)
 
 
+def test_a_life_that_was_interrupted_is_taken_up_again(model: Any):
+    x, who = tokens(), someone(body_of(model).base)
+    alone = model(x).logits
+    with living(model, who):
+        wanted = model(x).logits
+
+    def stop(module: Any, args: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.model.layers[1].input_layernorm.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt), living(model, who):
+        model(x)
+    handle.remove()
+    # What ended without a word was cleared away when the block was left, and the next forward of the thread looks for it too.
+    with living(model, who):
+        assert torch.equal(model(x).logits, wanted)
+    assert torch.equal(model(x).logits, alone)
+
+
+def test_an_interrupted_forward_does_not_speak_for_a_later_one(model: Any):
+    x = tokens()
+    alone = model(x).logits
+
+    def stop(module: Any, args: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = inject(model, SPEC)
+    handle = model.model.layers[0].input_layernorm.register_forward_pre_hook(stop)
+
+    def interrupted_then_alone() -> torch.Tensor:
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        handle.remove()
+        before.unwrap()
+        return model(x).logits
+
+    with halted(model, interrupted_then_alone) as found:
+        put = inject(model, SPEC)
+    put.unwrap()
+    assert torch.equal(found[0], alone)
+
+
+def test_threads_that_come_and_go_while_memory_is_collected_find_their_own_frames():
+    model, x = hub("llama", "eager"), tokens(1, 5)
+    people = [None, *(someone(body_of(model).base, seed) for seed in (1, 2, 3))]
+
+    def says(who: Any) -> torch.Tensor:
+        with torch.no_grad(), living(model, who):
+            return model.generate(x, max_new_tokens=4, do_sample=False)
+
+    wanted, found, failed = [says(who) for who in people], list[bool](), list[BaseException]()
+
+    def work(i: int) -> None:
+        try:
+            found.extend(torch.equal(says(people[i]), wanted[i]) for _ in range(12))
+        except BaseException as error:
+            failed.append(error)
+
+    often = gc.get_threshold()
+    gc.set_threshold(50, 3, 3)
+    try:
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(people))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    finally:
+        gc.set_threshold(*often)
+    assert failed == []
+    assert found == [True] * 12 * len(people)
+
+
 def test_hugging_faces_streamer_in_a_thread_that_brings_its_context_is_the_identity(model: Any):
     x, who = tokens(1, 5), someone(body_of(model).base)
     given = {"max_new_tokens": 4, "do_sample": False}

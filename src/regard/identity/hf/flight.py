@@ -7,6 +7,8 @@ before our hooks were there has written nothing down, and goes on as if we were 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import inspect
 import sys
 import threading
@@ -68,6 +70,9 @@ _HOOKED: WeakKeyDictionary[nn.Module, dict[str, tuple[int, list[Handle]]]] = Wea
 def flight() -> Flight | None:
     """The forward that this thread is in, if it began under our hooks."""
     flights = _LOCAL.flights
+    while flights and _has_ended(flights[-1]):
+        # What was interrupted has told nobody that it ended.
+        _land(flights.pop())
     return flights[-1] if flights else None
 
 
@@ -77,17 +82,10 @@ Put = tuple[Mapping[nn.Module, Spec], Mapping[nn.Module, "Reader"], str]
 def begin(module: nn.Module, look: Callable[[nn.Module], Put]) -> None:
     """A forward of a hooked model begins; inside another it is a part of that."""
     expect_original(module)
-    flights = _LOCAL.flights
-    if flights:
-        # What was interrupted has told nobody that it ended.
-        running = set(_stack(inspect.currentframe()))
-        for old in [f for f in flights if f.frame not in running]:
-            flights.remove(old)
-            _FLIGHTS.remove(old)
-    if not flights:
+    if flight() is None:
         frame = _call_of(inspect.currentframe())
         new = Flight(threading.get_ident(), id(frame), frame, *look(module))
-        flights.append(new)
+        _LOCAL.flights.append(new)
         _FLIGHTS.append(new)
 
 
@@ -105,7 +103,7 @@ def end(module: nn.Module) -> bool:
     flights = _LOCAL.flights
     if not flights or flights[-1].frame is not _call_of(inspect.currentframe()):
         return False
-    _FLIGHTS.remove(flights.pop())
+    _land(flights.pop())
     if _PENDING:
         sweep()
     return True
@@ -113,7 +111,7 @@ def end(module: nn.Module) -> bool:
 
 def note_mask() -> None:
     """A mask of our kind was made here: until whoever asked for it is done, an implementation of another may not read it."""
-    if _LOCAL.flights:
+    if flight() is not None:
         return
     asked = _outermost()
     if asked is not None and not any(f.key == id(asked) for f in list(_FLIGHTS)):
@@ -122,7 +120,7 @@ def note_mask() -> None:
 
 def is_unhooked_forward() -> bool:
     """True inside a forward that began before our hooks were there."""
-    return not _LOCAL.flights and _outermost() is not None
+    return flight() is None and _outermost() is not None
 
 
 def later(undo: Callable[[], None]) -> None:
@@ -135,18 +133,48 @@ def later(undo: Callable[[], None]) -> None:
 def sweep() -> None:
     """Undo what waits, unless a forward is under way."""
     with LOCK:
-        stacks: dict[int, set[int]] = {}
-        current = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-        for f in list(_FLIGHTS):
-            if f.thread not in stacks:
-                stacks[f.thread] = {id(frame) for frame in _stack(current.get(f.thread))}
-            if f.key not in stacks[f.thread]:
-                _FLIGHTS.remove(f)
+        # Settled first: what begins from here on is under way.
+        flights = list(_FLIGHTS)
+        running = _running({f.thread for f in flights if f.frame is None})
+        for f in flights:
+            if _has_ended(f) if f.frame is not None else f.key not in running[f.thread]:
+                _land(f)
         if _FLIGHTS:
             return
         waiting, _PENDING[:] = list(_PENDING), []
         for undo in waiting:
             undo()
+
+
+def _land(f: Flight) -> None:
+    # Another thread, which found that it had ended, may have been faster.
+    with contextlib.suppress(ValueError):
+        _FLIGHTS.remove(f)
+
+
+def _has_ended(f: Flight) -> bool:
+    """Whether the frame that a flight has is done, whichever thread it was of."""
+    try:
+        if f.frame is not None:
+            f.frame.clear()
+    except RuntimeError:
+        # A frame that is executed cannot be cleared.
+        return False
+    return True
+
+
+def _running(threads: Iterable[int]) -> dict[int, set[int]]:
+    """The identities of all frames that these threads are in."""
+    # Before Python 3.12 a collection may begin where a frame is looked up; the thread whose frame it is goes on meanwhile, and
+    # what is found then is memory that somebody else has.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        current = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        return {thread: {id(frame) for frame in _stack(current.get(thread))} for thread in threads}
+    finally:
+        if collects:
+            gc.enable()
 
 
 def hook(kind: str, modules: Iterable[nn.Module], attach: Callable[[nn.Module], list[Handle]]) -> Callable[[], None]:
