@@ -17,6 +17,9 @@ from .speech import fail, progress, verb
 if TYPE_CHECKING:
     from .talk import Settings
 
+PASTE = 0.05
+"""Seconds in which the lines of a pasted text follow each other."""
+
 
 @verb
 def chat(
@@ -118,7 +121,7 @@ def _say_hello(text: str) -> None:
 
 
 def lines() -> Iterator[str]:
-    """Messages, until the input ends: with editing and a prompt on a terminal, one a line elsewhere."""
+    """Messages, until the input ends: with editing and a prompt on a terminal, where what is pasted is one; one a line elsewhere."""
     ask = sys.stdin.isatty()
     if ask:
         import contextlib
@@ -128,6 +131,8 @@ def lines() -> Iterator[str]:
     while True:
         try:
             line = input("› ") if ask else sys.stdin.readline()
+            while ask and _more_is_pasted():
+                line += "\n" + input()
         except EOFError:
             typer.echo()
             return
@@ -142,3 +147,14 @@ def lines() -> Iterator[str]:
             return
         if line.strip():
             yield line.strip()
+
+
+def _more_is_pasted() -> bool:
+    """Whether a line came with others behind it, faster than anybody types."""
+    import select
+
+    try:
+        return bool(select.select([sys.stdin], [], [], PASTE)[0])
+    except (OSError, ValueError):
+        # Windows waits for sockets only.
+        return False

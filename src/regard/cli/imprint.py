@@ -55,9 +55,11 @@ def _imprint(
     file: str, name: str, affect: str, source: str | None, changes: dict[str, Any], again: bool, model: str, store: str | None
 ) -> None:
     from ..identity import Rule
+    from ..identity.body import body_of
     from ..identity.documents import parse_document, read_document
     from ..identity.store.imprinting import imprint_into, recognised
     from ..identity.store.records import MOST_TEXT, checked_name, checked_source, unique_source
+    from ..identity.store.replay import event_text, imprint_event
 
     said = parse_document(sys.stdin.buffer.read(MOST_TEXT + 1), "-") if file == "-" else read_document(Path(file))
     checked_name(name)
@@ -66,13 +68,12 @@ def _imprint(
     label = "stdin" if file == "-" else Path(file).stem
     source = checked_source(source) if source else unique_source(label, json.dumps(said))
     with open_store(store) as kept:
-        done = None if again else recognised(kept, name, said)
+        done = None if again else recognised(kept, name, event_text(said))
         if done is None:
             with progress() as tell:
                 body, tokenizer, base = open_model(model, tell)
-                done = imprint_into(
-                    kept, name, body, tokenizer, said, source=source, rule=rule, affect=gain, again=again, base=base, tell=tell
-                )
+                event = imprint_event(said, source=source, rule=rule, affect=gain, piece=body_of(body).piece)
+                done = imprint_into(kept, name, body, tokenizer, event, again=again, base=base, tell=tell)
             if done.begun:
                 note(f"{name} is new: an identity of {base.name or base.family}")
         typer.echo(str(done))

@@ -11,8 +11,10 @@ import typer
 
 from ..errors import RegardError, SpecError, StateError
 from ..identity import Base, Identity, IdentityStore, Rule
+from ..identity.body import body_of
 from ..identity.conversation import Answer, Conversation
 from ..identity.store.imprinting import imprint_into
+from ..identity.store.replay import imprint_event
 from ..identity.why import along, kl, moved
 from ..identity.wording import clean, several, size, spark
 from ..models.decode.sampling import Sampling
@@ -104,17 +106,9 @@ class Talk:
     def imprint(self, name: str, answer: Answer) -> None:
         """The turn into the identity as it is now, which may be ahead of the one that is being read."""
         talk, s = self.conversation, self.settings
-        done = imprint_into(
-            self.store,
-            name,
-            talk.model,
-            talk.tokenizer,
-            answer.turn,
-            source=s.source,
-            rule=s.rule,
-            affect=self.affect,
-            again=True,
-        )
+        piece = body_of(talk.model).piece
+        event = imprint_event(answer.turn, source=s.source, rule=s.rule, affect=self.affect, piece=piece)
+        done = imprint_into(self.store, name, talk.model, talk.tokenizer, event, again=True)
         head = self.store.find(str(done.commit))
         best = f" ({', '.join(done.words[:SHOWN])})" if done.words else ""
         note(f"[{name} {head.id[:12]}: kept {done.count}{best}, {size(head.bytes)}]")

@@ -25,7 +25,7 @@ from ..models.base import Model
 from ..models.decode.prepare import Weights
 from ..models.decode.sampling import Sampling
 from ..models.tokenizer import Tokenizer
-from .body import base_of
+from .body import base_of, body_of
 from .conversation import Answer, Conversation
 from .documents import Messages, checked_text, read_document
 from .opened import fetched
@@ -34,7 +34,7 @@ from .state import Identity
 from .store import Commit, Forgotten, IdentityStore
 from .store.imprinting import Imprinted, imprint_into
 from .store.records import checked_name, checked_source, unique_source
-from .store.replay import Affect, replay
+from .store.replay import Affect, imprint_event, replay
 from .why import Why
 from .wording import several
 from .write.rule import Rule
@@ -223,11 +223,12 @@ class Person:
         return f"Person({self.name!r}, model={self.base.name or self.base.family!r}: {life})"
 
     def _imprint(self, said: str | Messages, source: str, affect: Affect, again: bool, progress: Progress | None) -> Imprinted:
+        piece = body_of(self.model).piece
+        event = imprint_event(said, source=source, rule=self.rule, affect=affect, piece=piece)
         with self._telling(progress) as tell:
             return imprint_into(
-                self.store, self.name, self.model, self.tokenizer, said, source=source, rule=self.rule, affect=affect,
-                again=again, base=self.base, tell=tell,
-            )  # fmt: skip
+                self.store, self.name, self.model, self.tokenizer, event, again=again, base=self.base, tell=tell
+            )
 
     @contextmanager
     def _telling(self, progress: Progress | None) -> Generator[Progress]:

@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from ...models.tokenizer import Tokenizer
-from ..body import base_of, body_of
-from ..documents import Messages
+from ..body import base_of
 from ..state import Base, Identity
 from ..wording import clean, several, words
-from ..write.rule import Rule
 from . import Commit, Event, IdentityStore, StaleError, StoreError
-from .replay import Affect, Tell, apply_event, event_text, imprint_event
+from .replay import Tell, apply_event
 
 SHOWN = 12
 """Words of what was kept that are printed."""
@@ -60,11 +58,10 @@ class _RecognisedError(Exception):
         self.known = known
 
 
-def recognised(store: IdentityStore, name: str, said: str | Messages, at: str | None = None) -> Imprinted | None:
-    """Where `name`, as it is now or at a commit, was told the same words before, whatever their source was called."""
+def recognised(store: IdentityStore, name: str, text: str, at: str | None = None) -> Imprinted | None:
+    """Where `name`, as it is now or at a commit, went through this text of an event before, whatever its source was called."""
     if at is None and name not in store:
         return None
-    text = event_text(said)
     known = next((e for e in store.journal(at or name) if e.kind == "imprint" and e.text == text), None)
     return None if known is None else Imprinted(name, str(known.source), None, 0, 0, (), known.time)
 
@@ -74,27 +71,23 @@ def imprint_into(
     name: str,
     model: nn.Module,
     tokenizer: Tokenizer,
-    said: str | Messages,
+    event: Event,
     *,
-    source: str,
-    rule: Rule | None = None,
-    affect: Affect = 1.0,
     again: bool = False,
     base: Base | None = None,
     tell: Tell = lambda what, share: None,
 ) -> Imprinted:
-    """Imprint `said` into `name`, which is begun where there is none; writers of one name take turns.
+    """Let an event of `imprint_event` happen to `name`, which is begun where there is none; writers of one name take turns.
 
     `again` writes also what was imprinted before; `base` names the model in an identity that is begun.
     """
-    event = imprint_event(said, source=source, rule=rule, affect=affect, piece=body_of(model).piece)
     start = end = Identity.new(base or base_of(model))
 
     def write(me: Identity) -> Identity:
         nonlocal start, end
         me.base.refuse(base_of(model))
         # In this writer's turn, so that two who tell the same at once are one.
-        if me.parent is not None and not again and (known := recognised(store, name, said, me.parent)) is not None:
+        if me.parent is not None and not again and (known := recognised(store, name, str(event.text), me.parent)) is not None:
             raise _RecognisedError(known)
         start, end = me, apply_event(model, tokenizer, me, event, tell=tell)
         return end
@@ -108,7 +101,9 @@ def imprint_into(
         return error.known
     fresh = [i for i, p in enumerate(end.imprints.position.tolist()) if p >= start.life.tokens]
     kept = tuple(words(end, tokenizer, fresh))
-    return Imprinted(name, source, commit.id, len(fresh), end.life.tokens - start.life.tokens, kept, event.time, begun)
+    return Imprinted(
+        name, str(event.source), commit.id, len(fresh), end.life.tokens - start.life.tokens, kept, event.time, begun
+    )
 
 
 def _begin(store: IdentityStore, name: str, identity: Identity, event: Event) -> Commit | None:
