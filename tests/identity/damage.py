@@ -14,7 +14,7 @@ from stored import BASE, heard, imprint, person, replay
 from regard import RegardError
 from regard.identity.state import Identity
 from regard.identity.store import IdentityStore
-from regard.identity.store.check import check_place
+from regard.identity.store.restore import check_place
 
 PAGE = 4096
 Truth = dict[str, list[tuple[str, list[str]]]]

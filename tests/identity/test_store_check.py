@@ -15,8 +15,7 @@ from stored import heard, imprint, person
 
 from regard import CheckpointError
 from regard.identity.store import IdentityStore, StoreError
-from regard.identity.store.backup import restore, verified
-from regard.identity.store.check import check_place
+from regard.identity.store.restore import check_place, restore, verified
 
 FUZZ = int(os.environ.get("REGARD_FUZZ", "150"))
 """Damages to try; set it to try more."""
@@ -235,7 +234,7 @@ def test_a_backup_that_is_not_whole_changes_nothing(backup: Path, file: Path, tr
 def test_a_restore_that_fails_half_way_changes_nothing(
     backup: Path, file: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from regard.identity.store import backup as module
+    from regard.identity.store import restore as module
 
     real: Callable[..., dict[str, int]] = module.copy_rows
 

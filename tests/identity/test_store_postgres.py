@@ -24,7 +24,7 @@ from test_store_readers import *  # noqa: F403
 
 from regard.identity.state import Identity
 from regard.identity.store import IdentityStore, StoreError
-from regard.identity.store.backup import restore, verified
+from regard.identity.store.restore import restore, verified
 from regard.identity.store.schema import newest
 
 SERVER = os.environ.get("REGARD_TEST_POSTGRES", "")

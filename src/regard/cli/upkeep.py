@@ -28,7 +28,7 @@ def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
     regard identity check
     regard identity check --store ./people.db --json
     """
-    from ..identity.store.check import check_place
+    from ..identity.store.restore import check_place
 
     found = check_place(store)
     if as_json:
@@ -75,7 +75,7 @@ def restore(
     regard identity restore ./monday
     regard identity restore ./monday --replace
     """
-    from ..identity.store.backup import restore as put_back
+    from ..identity.store.restore import restore as put_back
 
     if not path.is_dir():
         fail(f"there is no folder {path}; give one that `regard identity backup` wrote")

@@ -1,7 +1,7 @@
 """A store as one folder, and back.
 
     store.backup("monday")             # monday/identities.db, monday/identities.blobs/ and monday/backup.json
-    restore("monday", "people.db")     # into a store that is empty, or with replace=True in place of what is there
+    restore("monday", "people.db")     # `restore.py`: into a store that is empty, or with replace=True in place of what is there
 
 A backup is a store in SQLite, whatever database it was taken from: it opens by itself, can be checked, and goes back into either. It is
 taken in one snapshot beside whoever writes, checked before it gets its name, and checked again before anything of it is restored.
@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import files
 from ...errors import CheckpointError
-from .check import Checked, check
+from .check import check
 from .errors import MissingBlobError, StoreError
-from .records import strict_json
-from .store import IdentityStore
 
 if TYPE_CHECKING:
     from .database import Connection
+    from .store import IdentityStore
 
 DATABASE, BLOBS, NOTE = "identities.db", "identities.blobs", "backup.json"
 SCHEMA = 1
@@ -51,7 +48,7 @@ def backup(store: IdentityStore, path: Path) -> Path:
 
 
 def _write(store: IdentityStore, draft: Path) -> None:
-    with IdentityStore(draft / DATABASE) as copy:
+    with type(store)(draft / DATABASE) as copy:
         with store.db.read() as c, copy.db.write() as into:
             counts = copy_rows(c, into)
             blobs = store.db.blobs(c)
@@ -63,12 +60,12 @@ def _write(store: IdentityStore, draft: Path) -> None:
     _settle(draft)
     note = {
         "schema": SCHEMA, "time": time.time(), "from": "sqlite" if store.db.lite else "postgresql", **counts,
-        "database": _hash(draft / DATABASE), "blobs": len(blobs),
+        "database": file_hash(draft / DATABASE), "blobs": len(blobs),
     }  # fmt: skip
     files.write_text(draft / NOTE, json.dumps(note, indent=1) + "\n", private=True)
 
 
-def _hash(path: Path) -> str:
+def file_hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -105,114 +102,4 @@ def copy_rows(c: Connection, into: Connection) -> dict[str, int]:
     return counts
 
 
-def verified(path: Path) -> Checked:
-    """A backup against its own note and hashes; raises where it is not whole."""
-    note = strict_json(files.read_plain(path / NOTE, 1 << 16), str(path / NOTE))
-    if not isinstance(note, dict) or note.get("schema") != SCHEMA:
-        schema = note.get("schema") if isinstance(note, dict) else None
-        raise CheckpointError(f"{path / NOTE} has schema {schema!r:.40}; this version of regard reads {SCHEMA}: update regard")
-    if _hash(files.require_plain(path / DATABASE)) != note.get("database"):
-        raise CheckpointError(f"{path / DATABASE} is damaged: it is not the file that was backed up; take another backup")
-    with _opened(path) as store:
-        report = check(store)
-    if not report.sound or (report.names, report.commits, report.events) != tuple(
-        note.get(k) for k in ("names", "commits", "events")
-    ):
-        what = report.problems[0] if report.problems else f"it has {report}, and was made with {note!r:.200}"
-        raise CheckpointError(f"the backup {path} is damaged: {what}")
-    return report
-
-
-def _opened(path: Path) -> IdentityStore:
-    # Read only, so that the backup stays as it was made; its blobs stand where a store of that name has them.
-    return IdentityStore(path / DATABASE, blobs=path / BLOBS, read_only=True)
-
-
-def restore(
-    path: str | Path, url: str | Path | None = None, *, blobs: str | Path | None = None, replace: bool = False
-) -> Checked:
-    """Put a backup back, all of it or nothing; over a store that holds names only with `replace`."""
-    path = Path(path)
-    backed_up = verified(path)
-    try:
-        target = IdentityStore(url, blobs=blobs)
-    except CheckpointError:
-        if not replace:
-            raise
-        target = _begun_anew(url, blobs)
-    with target, _opened(path) as source:
-        _refuse_full(target, replace=replace)
-        with source.db.read() as c:
-            for blob in sorted(source.db.blobs(c)):
-                target.blobs.put(source.blobs.get(blob))
-            try:
-                with target.db.write() as into:
-                    target.db.guard(into, exclusive=True)
-                    _replace_rows(target, c, into)
-            except CheckpointError:
-                # Damaged below what opening it looks at.
-                if not replace or target.db.file is None:
-                    raise
-                target.close()
-                target = _begun_anew(url, blobs)
-                for blob in sorted(source.db.blobs(c)):
-                    target.blobs.put(source.blobs.get(blob))
-                with target.db.write() as into:
-                    _replace_rows(target, c, into)
-        target.sweep()
-        target.sweep_drafts()
-        after = check(target)
-        target.close()
-    if not after.sound or (after.names, after.commits, after.events) != (backed_up.names, backed_up.commits, backed_up.events):
-        raise CheckpointError(f"what was restored is not what was backed up: {after}")
-    return after
-
-
-def _refuse_full(target: IdentityStore, *, replace: bool) -> None:
-    if replace:
-        return
-    with target.db.read() as c:
-        there = list(target.db.heads(c))
-    if there:
-        raise StoreError(
-            f"{target.db.where} holds {', '.join(there[:5])}{' …' if len(there) > 5 else ''}; restoring would remove them: give another "
-            "store, or replace=True (--replace)"
-        )
-
-
-def _replace_rows(target: IdentityStore, c: Connection, into: Connection) -> None:
-    from .schema import commits, doomed, events, names, seals
-    from sqlalchemy import delete, select  # isort: skip
-
-    old = {x for x in into.scalars(select(commits.c.blob)) if isinstance(x, str)}
-    for table in (names, seals, events):
-        into.execute(delete(table))
-    # Youngest first: none before those that name it as their parent.
-    for number in list(into.scalars(select(commits.c.number).distinct().order_by(commits.c.number.desc()))):
-        into.execute(delete(commits).where(commits.c.number == number))
-    into.execute(delete(doomed))
-    copy_rows(c, into)
-    # What was there before goes as if it had been deleted.
-    target.db.doom(into, old)
-    target.db.require_sound(into)
-
-
-def _begun_anew(url: str | Path | None, blobs: str | Path | None) -> IdentityStore:
-    """An empty store where a damaged one was, which is kept beside it."""
-    from .connection import SIDES
-    from .location import locate
-
-    at = locate(url, blobs)
-    if at.file is None:
-        raise StoreError("a database on a server is not replaced from here: drop it, make it again, and restore into that")
-    stamp = f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
-    for side in ("", *SIDES):
-        file = at.file.with_name(f"{at.file.name}{side}")
-        if file.exists():
-            os.replace(file, at.file.with_name(f"{at.file.name}.{stamp}{side}"))
-    if at.blobs.exists():
-        os.replace(at.blobs, at.blobs.with_name(f"{at.blobs.name}.{stamp}"))
-    return IdentityStore(url, blobs=blobs)
-
-
-__all__ = ["backup", "restore", "verified"]
+__all__ = ["backup", "copy_rows", "file_hash"]

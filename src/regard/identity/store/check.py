@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal
 
 from ... import files
 from ...errors import CheckpointError, RegardError
-from .errors import StoreError
 from .records import Commit, Event, journal_hash, strict_json
 
 if TYPE_CHECKING:
@@ -62,29 +61,6 @@ class Checked:
     def __str__(self) -> str:
         counts = f"{self.names} names, {self.commits} commits, {self.events} events and {self.blobs} blobs"
         return "\n".join([f"{counts}: {'sound' if self.sound else 'damaged'}", *(f"  {p}" for p in self.problems)])
-
-
-def check_place(url: str | Path | None = None, *, blobs: str | Path | None = None) -> Checked:
-    """`check`, also of a store that cannot be opened: then that is the problem."""
-    from .location import locate
-    from .store import IdentityStore
-
-    at = locate(url, blobs)
-    if at.file is not None and not at.file.exists():
-        raise StoreError(f"there is no store at {at.file}; nothing was checked")
-    try:
-        store = IdentityStore(url, blobs=blobs, read_only=True)
-    except StoreError as error:
-        if "schema" not in str(error):
-            raise
-        # An older schema is no damage; it is checked after the upgrade that opening it is.
-        store = IdentityStore(url, blobs=blobs)
-    except CheckpointError as error:
-        report = Checked()
-        report.add("database", error, RESTORE)
-        return report
-    with store:
-        return check(store)
 
 
 def check(store: IdentityStore) -> Checked:
@@ -232,4 +208,4 @@ def _others_may_read(store: IdentityStore) -> Iterator[Path]:
                 yield path
 
 
-__all__ = ["Checked", "Finding", "check", "check_place"]
+__all__ = ["Checked", "Finding", "check"]
