@@ -12,11 +12,11 @@ import torch
 
 from regard import CombinationError, Identity, imprint, living, observe
 from regard.identity.body import base_of
-from regard.models import FAMILIES, CausalModel, Family, Sampling, generate
+from regard.models import FAMILIES, CausalModel, Family, Sampling, generate, open_model
 from regard.models.convert import load
 from regard.models.decode.cache import static_caches
 from regard.models.decode.prepare import prepare
-from regard.train import config, load_run, train
+from regard.train import config, train
 
 SOURCE = '''
 from dataclasses import dataclass
@@ -150,7 +150,7 @@ def test_it_trains(loud: ModuleType, tmp_path: Path) -> None:
     result = train(chosen, tmp_path / "run", quiet=True)
     assert result.validation is not None
     assert result.validation < 2.9, "less than the log of its 20 letters"
-    learned, tokenizer = load_run(tmp_path / "run")
+    learned, tokenizer = open_model(tmp_path / "run")
     assert isinstance(learned, loud.Loud)
     assert learned.config.loudness == 1.5
     assert len(generate(learned, tokenizer.encode("mercy"), Sampling(max_tokens=3)).tokens[0]) == 3
