@@ -18,7 +18,7 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from regard.cli.main import app
+from regard.cli.app import app
 from regard.identity import IdentityStore
 from regard.models import LlamaConfig
 from regard.models.convert import save

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -12,7 +12,7 @@ import typer
 
 from .generate import DEFAULT
 from .identity import steps, summary
-from .speech import fail, progress, verb
+from .speech import fail, progress, read_messages, verb
 from .who import (  # fmt: skip
     ModelOption,
     StoreOption,
@@ -78,7 +78,8 @@ def chat(
     the one that it started with: what was said since stands in the context already, and would count twice. After /new, and in
     the next chat, it is remembered.
 
-    Without a terminal, each line of stdin is a message and only the answers go to stdout.
+    What is pasted is one message, however many lines it has; so is all that stands between \"\"\" and \"\"\". Without a terminal,
+    each line of stdin is a message and only the answers go to stdout.
 
     \b
     regard chat
@@ -122,36 +123,9 @@ def chat(
             return
         talk.name, talk.reading = who[0] if who else (None, None)
         talk.say_hello(f"{talk.name or base.name} is here; /help names the commands")
-        for line in lines():
+        for line in read_messages():
             if not talk.hear(line):
                 break
-
-
-def lines() -> Iterator[str]:
-    """Messages, until the input ends: with editing and a prompt on a terminal, one a line elsewhere."""
-    ask = sys.stdin.isatty()
-    if ask:
-        import contextlib
-
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    while True:
-        try:
-            line = input("› ") if ask else sys.stdin.readline()
-        except EOFError:
-            typer.echo()
-            return
-        except UnicodeDecodeError:
-            fail("stdin is not text in UTF-8")
-        except KeyboardInterrupt:
-            if not ask:
-                raise
-            note("\nCtrl-D or /quit ends the chat")
-            continue
-        if not ask and not line:
-            return
-        if line.strip():
-            yield line.strip()
 
 
 @dataclass
@@ -359,7 +333,7 @@ def _compare(talk: Talk, who: list[tuple[str, Identity]]) -> None:
     from ..errors import RegardError
 
     said: list[list[dict[str, str]]] = [[], []]
-    for line in lines():
+    for line in read_messages():
         if line in ("/quit", "/exit", "/q"):
             return
         if line.startswith("/"):
