@@ -11,7 +11,7 @@ import pytest
 
 CODE = """
 import sys
-from regard.cli.speech import read_messages
+from regard.cli.console import read_messages
 if sys.stdin.isatty():
     import fcntl, termios
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)    # so that Ctrl-C arrives as a signal

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .speech import fail, verb
+from .console import fail, verb
 
 
 @verb

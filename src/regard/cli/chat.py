@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from .console import fail, progress, read_messages, verb
 from .generate import DEFAULT
 from .identity import steps, summary
-from .speech import fail, progress, read_messages, verb
 from .who import (  # fmt: skip
     ModelOption,
     StoreOption,

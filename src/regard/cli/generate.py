@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .speech import fail, progress, verb, watched
+from .console import fail, progress, verb, watched
 
 if TYPE_CHECKING:
     from ..models.decode.stream import Token

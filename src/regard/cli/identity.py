@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .console import fail, progress, table, verb
 from .generate import DEFAULT
-from .speech import fail, progress, table, verb
 from .upkeep import backup, check, gc, restore
 from .who import JsonOption, ModelOption, StoreOption, clean, load, note, open_model, open_store, several, size, spark, word
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from .console import fail, progress, verb
 from .generate import DEFAULT
-from .speech import fail, progress, verb
 from .who import ModelOption, StoreOption, clean, note, open_model, open_store, parse_affect, several, size, text_of, words
 
 if TYPE_CHECKING:

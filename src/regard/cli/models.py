@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from .console import progress, table, verb
 from .generate import TokenizerOption
-from .speech import progress, table, verb
 
 app = typer.Typer(help="Models on this machine: get, list, show, convert.", no_args_is_help=True)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .console import fail, progress, verb
 from .generate import DEFAULT
-from .speech import fail, progress, verb
 from .who import ModelOption, StoreOption, load, note, open_model, open_store, several, size
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .speech import fail, table, verb
+from .console import fail, table, verb
 from .who import JsonOption, StoreOption, clean, note, open_store, several
 
 Folder = Annotated[Path, typer.Argument(help="a folder", show_default=False)]
