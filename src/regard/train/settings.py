@@ -14,7 +14,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, cast
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, needs_extra
 from ..files import read_plain, reading
 from .limits import ConfigError, RangeError, check_range, check_ranges, shown
 
@@ -211,10 +211,9 @@ def parse_override(text: str) -> dict[str, Any]:
 
 
 def yaml() -> Any:
-    try:
+    # No ConfigError: an override that is no YAML is taken as text, and a missing package is something else.
+    with needs_extra("train"):
         import yaml as module
-    except ImportError as error:
-        raise ConfigError("configs need pyyaml: pip install 'regard[train]'") from error
     return module
 
 
