@@ -1,5 +1,8 @@
 """Every error is a ValueError that echoes the offending values and says what to write instead."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 
 class RegardError(ValueError):
     """Base of all errors raised by regard."""
@@ -31,3 +34,23 @@ class CheckpointError(RegardError):
 
 class RegardWarning(UserWarning):
     """What will be done, and will hardly be what was meant."""
+
+
+class MissingPackageError(RegardError, ImportError):
+    """A package that only an extra of regard installs."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this part of regard needs {package}, which is not installed: pip install 'regard[{extra}]'")
+        self.name, self.extra = package, extra
+
+
+@contextmanager
+def needs_extra(extra: str) -> Generator[None]:
+    """Imports of packages that `extra` brings; one that is missing becomes an error that says what to install."""
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "regard"):
+            raise
+        raise MissingPackageError(package, extra) from error

@@ -22,7 +22,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from .errors import CheckpointError, RegardError
+from .errors import CheckpointError, MissingPackageError, RegardError
 
 DRAFT = ".draft-"
 STALE = 24 * 3600.0
@@ -179,11 +179,11 @@ def reading(
 ) -> Generator[None]:
     """Read `what` in this block: whatever its damage makes a reader raise becomes a `kind` that names it.
 
-    Errors that `passes` names say already what is wrong.
+    Errors that `passes` names say already what is wrong, and one of a missing package what to install.
     """
     try:
         yield
-    except (passes, KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (passes, MissingPackageError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
         # A panic in Rust derives from BaseException, so that `except Exception` would let it through.

@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from regard.cli.main import app
+from regard.cli.app import app
 from regard.models import LlamaConfig
 from regard.models.convert import save
 from regard.models.tokenizer import load_tokenizer
@@ -92,6 +92,9 @@ def test_generate_reads_stdin_and_int8(model: Path):
         (["generate", "hi"], "regard models get smollm2"),
         (["generate", "hi", "-m", "nowhere/model"], "regard models get nowhere/model"),
         (["models", "show", "a b"], "is no model"),
+        (["generate", "hi", "-m", "smolm2"], "did you mean smollm2?"),
+        (["models", "get", "smolm2"], "did you mean smollm2?"),
+        (["models", "get", "zebra"], "owner/model, or hub:model"),
         (["explain", "cosin | softmax"], "did you mean cosine"),
         (["explain", "--q", "1,2,3"], "four numbers"),
         (["explain", "--allow", "windy"], "window:512"),
@@ -145,11 +148,39 @@ def test_models_show_and_convert(model: Path, tmp_path: Path):
     assert again.exit_code == 2
 
 
+def test_another_tokenizer_is_used_and_one_that_is_too_large_is_refused(model: Path, tmp_path: Path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((model / name).read_bytes())
+    alone = RUN.invoke(app, ["generate", "ab", "-m", str(bare), "-n", "2"])
+    assert (alone.exit_code, "--tokenizer" in alone.stderr) == (2, True), alone.output
+    done = RUN.invoke(app, ["generate", "ab", "-m", str(bare), "-n", "2", "--tokenizer", str(model / "tokenizer.json")])
+    assert done.exit_code == 0, done.output
+    done = RUN.invoke(app, ["models", "convert", str(bare), str(tmp_path / "new"), "--tokenizer", str(model)])
+    assert done.exit_code == 0, done.output
+    assert load_tokenizer(tmp_path / "new").encode("ab") == load_tokenizer(model).encode("ab")
+    pieces = Path(__file__).parents[1] / "models" / "sentencepiece" / "bpe.model"
+    wrong = RUN.invoke(app, ["generate", "ab", "-m", str(bare), "--tokenizer", str(pieces)])
+    assert (wrong.exit_code, "700 tokens and the model 256" in wrong.stderr) == (2, True), wrong.output
+
+
 def test_bench_outside_a_checkout_says_where_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     done = RUN.invoke(app, ["bench"])
     assert done.exit_code == 2
     assert "make bench" in done.stderr
+
+
+def test_bench_runs_the_comparisons_of_the_checkout_around_it(tmp_path: Path):
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "harness.py").write_text("")
+    (tmp_path / "benchmarks" / "__main__.py").write_text("import sys; print('measured', sys.argv[1:])")
+    # As the console script starts: the folder it is called in is not on the path.
+    command = [sys.executable, "-P", "-m", "regard.cli.main", "bench", "trace", "--quick"]
+    done = subprocess.run(command, cwd=tmp_path / "deep" / "er", capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "measured ['trace', '--quick']"), done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals differ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from regard.cli.main import app
+from regard.cli.app import app
 from regard.identity import IdentityStore
 from regard.identity.sleep.rule import SleepRule
 from regard.models import LlamaConfig
@@ -522,36 +521,6 @@ def test_a_long_text_is_cut_to_what_the_model_was_trained_on(tmp_path: Path):
     said = good("imprint", "-", "-i", "mara", "-m", str(folder), "--keep", "shock", stdin="One two three. " * 20)
     # 300 bytes in pieces of at most 48.
     assert "7 experiences" in said
-
-
-def test_a_pasted_paragraph_is_one_message_on_a_terminal():
-    import pty
-
-    main, terminal = pty.openpty()
-    code = "from regard.cli.chat import lines\nfor line in lines(): print('heard', repr(line), flush=True)"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=terminal, stdout=terminal, stderr=terminal) as chat:
-        os.close(terminal)
-
-        def until_prompt() -> str:
-            said = b""
-            while not said.endswith("› ".encode()):
-                assert select.select([main], [], [], 60)[0], said
-                said += os.read(main, 4096)
-            return said.decode()
-
-        try:
-            until_prompt()
-            os.write(main, b"One.\nTwo.\n\nThree.\n")
-            assert "heard 'One.\\nTwo.\\n\\nThree.'" in until_prompt()
-            os.write(main, b"Four.\n")
-            assert "heard 'Four.'" in until_prompt()
-            # Behind the prompt, where the line is edited: earlier it would end nothing.
-            time.sleep(0.3)
-            os.write(main, b"\x04")
-            assert chat.wait(60) == 0
-        finally:
-            chat.kill()
-    os.close(main)
 
 
 def test_help_of_sleep_names_the_steps_of_the_rule():

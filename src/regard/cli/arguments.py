@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..identity.wording import clean
+from .console import fail
 from .generate import DEFAULT
-from .speech import fail
 
 if TYPE_CHECKING:
     from ..identity import Base, Identity, IdentityStore

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .speech import fail, verb
+from .console import fail, verb
 
 
 @verb
@@ -24,7 +23,14 @@ def bench(
     regard bench decoding
     regard bench trace entmax --quick
     """
-    if not (Path("benchmarks") / "harness.py").is_file() or importlib.util.find_spec("benchmarks") is None:
+    root = checkout()
+    if root is None:
         fail("the comparisons and their peers belong to the source tree: go to a checkout of regard and run `make bench` there")
     command = [sys.executable, "-m", "benchmarks", *(names or []), *(["--quick"] if quick else [])]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
+    raise typer.Exit(subprocess.run(command, cwd=root, check=False).returncode)
+
+
+def checkout() -> Path | None:
+    """The source tree that this folder belongs to."""
+    here = Path.cwd()
+    return next((p for p in (here, *here.parents) if (p / "benchmarks" / "harness.py").is_file()), None)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..identity.wording import clean
 from .arguments import ModelOption, StoreOption, load, note, open_model, open_store, parse_affect
+from .console import fail, progress, read_messages, verb
 from .generate import DEFAULT
-from .speech import fail, progress, verb
 
 if TYPE_CHECKING:
     from .talk import Settings
-
-PASTE = 0.05
-"""Seconds in which the lines of a pasted text follow each other."""
 
 
 @verb
@@ -50,7 +46,8 @@ def chat(
     the one that it started with: what was said since stands in the context already, and would count twice. After /new, and in
     the next chat, it is remembered.
 
-    Without a terminal, each line of stdin is a message and only the answers go to stdout.
+    What is pasted is one message, however many lines it has; so is all that stands between \"\"\" and \"\"\". Without a terminal,
+    each line of stdin is a message and only the answers go to stdout.
 
     \b
     regard chat
@@ -107,10 +104,10 @@ def _chat(names: list[str], settings: Settings, affect: Any, model: str, store: 
         ]
         if len(names) == 2:
             _say_hello(f"{names[0]} and {names[1]} answer, and nothing is written")
-            compare(talks[0], talks[1], lines())
+            compare(talks[0], talks[1], read_messages())
             return
         _say_hello(f"{talks[0].name or base.name} is here; /help names the commands")
-        for line in lines():
+        for line in read_messages():
             if not talks[0].hear(line):
                 break
 
@@ -118,43 +115,3 @@ def _chat(names: list[str], settings: Settings, affect: Any, model: str, store: 
 def _say_hello(text: str) -> None:
     if sys.stdin.isatty():
         note(text)
-
-
-def lines() -> Iterator[str]:
-    """Messages, until the input ends: with editing and a prompt on a terminal, where what is pasted is one; one a line elsewhere."""
-    ask = sys.stdin.isatty()
-    if ask:
-        import contextlib
-
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    while True:
-        try:
-            line = input("› ") if ask else sys.stdin.readline()
-            while ask and _more_is_pasted():
-                line += "\n" + input()
-        except EOFError:
-            typer.echo()
-            return
-        except UnicodeDecodeError:
-            fail("stdin is not text in UTF-8")
-        except KeyboardInterrupt:
-            if not ask:
-                raise
-            note("\nCtrl-D or /quit ends the chat")
-            continue
-        if not ask and not line:
-            return
-        if line.strip():
-            yield line.strip()
-
-
-def _more_is_pasted() -> bool:
-    """Whether a line came with others behind it, faster than anybody types."""
-    import select
-
-    try:
-        return bool(select.select([sys.stdin], [], [], PASTE)[0])
-    except (OSError, ValueError):
-        # Windows waits for sockets only.
-        return False

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from .speech import fail, progress, verb
+from .console import fail, progress, verb
 
 app = typer.Typer(help="Measure what is claimed.", no_args_is_help=True)
 WORKERS = 256

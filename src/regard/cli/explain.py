@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .speech import fail, verb
+from .console import fail, verb
 
 TYPES = ("float32", "float64", "bfloat16", "float16")
 

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .speech import fail, progress, verb, watched
+from .console import fail, progress, verb, watched
 
 if TYPE_CHECKING:
     from ..models.decode.stream import Token
 
 DEFAULT = "smollm2"
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        help="another tokenizer: a folder, a .gguf, a tokenizer.json, a .model or a tokenizer.bin [default: the model's own]",
+        show_default=False,
+    ),
+]
 
 
 @verb
@@ -36,6 +43,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="same seed, same text")] = 0,
     chat: Annotated[bool, typer.Option("--chat", help="the prompt is a message, and the model answers")] = False,
     system: Annotated[str | None, typer.Option(help="with --chat: who the model is")] = None,
+    tokenizer: TokenizerOption = None,
     weights: Annotated[str, typer.Option(help="float32, or int8: faster, a little less exact")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of a stream of text")] = False,
 ) -> None:
@@ -46,11 +54,8 @@ def generate(
     regard generate "Why is the sky blue?" --chat --weights int8
     regard generate "The sea is" --attention "dot | topk(8)" --temperature 0.8 --seed 3
     cat letter.txt | regard generate - --max-tokens 200
+    regard generate "Once" --model stories.bin --tokenizer tokenizer.model
     """
-    from ..models import downloads as hub
-
-    if model == DEFAULT and not hub.present(DEFAULT):
-        fail("no model is here yet; get SmolLM2 (93 MB) with: regard models get smollm2, or name one with --model")
     if system is not None and not chat:
         fail("--system says who answers a message: add --chat")
     if not -(1 << 63) <= seed < 1 << 63:
@@ -62,21 +67,24 @@ def generate(
         fail(f"the prompt is not UTF-8 text: {error}")
     if not text:
         fail("the prompt is empty; write what the text begins with")
-    from ..models.decode.generate import Sampling
-    from ..models.decode.generate import generate as run
-
-    sampling = Sampling(
-        max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, tuple(stop or ()), seed=seed
-    )  # what is wrong with it should show before a model is loaded
     if weights not in ("float32", "int8"):
         fail(f"--weights {weights}: choose float32 or int8")
     changes: dict[str, Any] = {} if attention is None else {"attention": attention}
     with progress() as tell:
+        # Before torch is imported, which takes seconds where it was not used for a while.
         tell(f"loading {model}", None)
-        loaded, tokenizer = hub.open_model(model, tell, **changes)
+        from ..models import downloads as hub
+        from ..models.decode.generate import Sampling
+        from ..models.decode.generate import generate as run
+
+        # What is wrong with these should show before a model is loaded.
+        sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, tuple(stop or ()), seed=seed)
+        if model == DEFAULT and not hub.present(DEFAULT):
+            fail("no model is here yet; get SmolLM2 (93 MB) with: regard models get smollm2, or name one with --model")
+        loaded, words = hub.open_model(model, tell, tokenizer=tokenizer, **changes)
     if chat:
         messages = [{"role": "user", "content": text}]
-        text = tokenizer.chat([*([{"role": "system", "content": system}] if system else []), *messages])
+        text = words.chat([*([{"role": "system", "content": system}] if system else []), *messages])
     started = time.perf_counter()
 
     def show(token: Token) -> None:
@@ -85,7 +93,7 @@ def generate(
 
     if not chat and not as_json:
         sys.stdout.write(text)
-    out = run(loaded, text, sampling, tokenizer=tokenizer, on_token=None if as_json else show, weights=weights)
+    out = run(loaded, text, sampling, tokenizer=words, on_token=None if as_json else show, weights=weights)
     seconds = time.perf_counter() - started
     assert out.text is not None
     if as_json:

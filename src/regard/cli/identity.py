@@ -13,8 +13,8 @@ import typer
 
 from ..identity.wording import clean, several, size, spark, word
 from .arguments import JsonOption, ModelOption, StoreOption, load, note, open_model, open_store
+from .console import fail, progress, table, verb
 from .generate import DEFAULT
-from .speech import fail, progress, table, verb
 from .upkeep import backup, check, gc, restore
 
 if TYPE_CHECKING:

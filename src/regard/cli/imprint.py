@@ -11,8 +11,8 @@ import typer
 
 from ..identity.wording import several, size
 from .arguments import ModelOption, StoreOption, note, open_model, open_store, parse_affect
+from .console import progress, verb
 from .generate import DEFAULT
-from .speech import progress, verb
 
 
 @verb

@@ -8,14 +8,15 @@ from typing import Annotated
 
 import typer
 
-from .speech import progress, table, verb
+from .console import progress, table, verb
+from .generate import TokenizerOption
 
 app = typer.Typer(help="Models on this machine: get, list, show, convert.", no_args_is_help=True)
 
 
 @app.command()
 @verb
-def get(name: Annotated[str, typer.Argument(help="smollm2, minilm, or a hub name such as owner/model")]) -> None:
+def get(name: Annotated[str, typer.Argument(help="smollm2, minilm, or a hub name: owner/model, or hub:model")]) -> None:
     """Put a model into the cache; a second time does nothing.
 
     \b
@@ -23,10 +24,11 @@ def get(name: Annotated[str, typer.Argument(help="smollm2, minilm, or a hub name
     regard models get HuggingFaceTB/SmolLM2-360M-Instruct
     REGARD_HOME=/data/regard regard models get minilm
     """
-    from ..models import downloads as hub
-
-    there = hub.present(name)
     with progress() as tell:
+        tell(f"looking for {name}", None)
+        from ..models import downloads as hub
+
+        there = hub.present(name)
         folder = hub.get(name, tell)
     typer.echo(f"{name} {'was here already' if there else 'is here now'}: {folder}")
 
@@ -59,11 +61,12 @@ def show(source: Annotated[str, typer.Argument(help="a name from the list, a fol
     regard models show smollm2
     regard models show ./model.gguf
     """
-    from ..models import downloads as hub
-    from ..models.convert import load
-
     with progress() as tell:
-        model = load(hub.resolve(source, tell))
+        tell(f"loading {source}", None)
+        from ..models import downloads as hub
+        from ..models.convert import load
+
+        model = load(hub.resolve(source, tell), progress=lambda share: tell(f"loading {source}", share))
     seen: set[int] = set()
     count = 0
     for p in model.parameters():
@@ -79,19 +82,21 @@ def show(source: Annotated[str, typer.Argument(help="a name from the list, a fol
 def convert(
     source: Annotated[str, typer.Argument(help="a name from the list, a folder, a .gguf or a .bin")],
     folder: Annotated[Path, typer.Argument(help="a new folder, in Hugging Face's layout")],
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Write a checkpoint as config.json, safetensors and tokenizer.json.
 
     \b
     regard models convert model.gguf ./model
+    regard models convert stories.bin ./model --tokenizer tokenizer.model
     """
-    from ..models import downloads as hub
-
-    path = Path(source)
-    if not path.exists():
-        gguf = sorted(hub.place(source).glob("*.gguf"))
-        path = gguf[0] if gguf else hub.resolve(source)
     with progress() as tell:
         tell(f"converting {source}", None)
-        hub.convert(path, folder)
+        from ..models import downloads as hub
+
+        path = Path(source)
+        if not path.exists():
+            gguf = sorted(hub.place(source).glob("*.gguf"))
+            path = gguf[0] if gguf else hub.resolve(source)
+        hub.convert(path, folder, tell, tokenizer=tokenizer)
     typer.echo(f"wrote {folder}")

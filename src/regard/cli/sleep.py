@@ -9,8 +9,8 @@ import typer
 from ..identity.sleep.rule import SleepRule
 from ..identity.wording import size
 from .arguments import ModelOption, StoreOption, load, note, open_model, open_store
+from .console import progress, verb
 from .generate import DEFAULT
-from .speech import progress, verb
 
 
 @verb

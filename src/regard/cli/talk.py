@@ -20,8 +20,8 @@ from ..identity.wording import clean, several, size, spark
 from ..models.decode.sampling import Sampling
 from ..models.decode.stream import Token
 from .arguments import note, parse_affect
+from .console import progress
 from .identity import steps, summary
-from .speech import progress
 
 COMMANDS = """/why [N|most]    what of the identity moved the answer's first token, its Nth, or the one it moved most
 /compare         the model's own answer to the last message, without the identity

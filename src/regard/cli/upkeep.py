@@ -11,7 +11,7 @@ import typer
 
 from ..identity.wording import clean, several
 from .arguments import JsonOption, StoreOption, note, open_store
-from .speech import fail, table, verb
+from .console import fail, table, verb
 
 Folder = Annotated[Path, typer.Argument(help="a folder", show_default=False)]
 

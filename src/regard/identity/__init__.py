@@ -14,6 +14,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from ..errors import needs_extra
+
+with needs_extra("identity"):
+    import numpy as numpy
+    import safetensors as safetensors
+
 if TYPE_CHECKING:
     from .body import base_of
     from .experience import Experience, observe

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, needs_extra
 
 LONGEST = 1 << 16
 """The most characters of a template; the longest that checkpoints come with have some twenty thousand."""
@@ -17,9 +17,10 @@ LONGEST = 1 << 16
 
 def render(template: str, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
     """The text of a conversation; `values` are what templates ask for beside it, such as bos_token."""
-    from jinja2 import TemplateError
+    with needs_extra("models"):
+        from jinja2 import TemplateError
 
-    from .sandbox import Sandbox
+        from .sandbox import Sandbox
 
     if len(template) > LONGEST:
         raise CheckpointError(f"the chat template has {len(template):,} characters; {LONGEST:,} are read")

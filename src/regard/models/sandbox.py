@@ -16,13 +16,16 @@ from functools import wraps
 from itertools import islice
 from typing import Any
 
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
-from jinja2.runtime import Macro, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
+from ..errors import needs_extra
+
+with needs_extra("models"):
+    from jinja2 import nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import loopcontrols
+    from jinja2.runtime import Macro, Undefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+    from jinja2.visitor import NodeTransformer
 
 UNITS = 4 << 20
 """For the template itself; what it is given adds to it."""

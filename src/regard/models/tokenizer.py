@@ -1,6 +1,6 @@
 """The tokenizer that came with a checkpoint: text to ids and back, and messages to text.
 
-tokenizer = load_tokenizer("model.gguf")          # or a Hugging Face folder, a tokenizer.json, a llama2.c tokenizer.bin
+tokenizer = load_tokenizer("model.gguf")          # or a folder, a tokenizer.json, a .model, a llama2.c tokenizer.bin
 ids = tokenizer.encode(tokenizer.chat([{"role": "user", "content": "Hello"}]))
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import CheckpointError, RegardError, ShapeError
+from ..errors import CheckpointError, RegardError, ShapeError, needs_extra
 from ..files import read_plain, reading, write_bytes, write_text
 from .chat import LONGEST, render
 from .continuation import continued
 from .convert.fields import Fields, read_json
 from .generation_info import as_ids
 from .runs import checkpoint_folder, verify
-from .sentencepiece import BOS, EOS, Pieces, read_tokenizer_bin, tokenizer_bin
+from .sentencepiece import BOS, EOS, Pieces, as_tokenizer, read_model, read_tokenizer_bin, tokenizer_bin
 
 JSON_BYTES = 256 << 20
 MOST_BYTES = 512
@@ -228,7 +228,8 @@ def byte_characters() -> list[str]:
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
-    """From a `.gguf`, a Hugging Face folder or its tokenizer.json, a run, a llama2.c tokenizer.bin, or a folder that has one."""
+    """From a `.gguf`, a Hugging Face folder or its tokenizer.json, SentencePiece's `.model`, a run, a llama2.c tokenizer.bin, or a
+    folder that has one."""
     path = Path(source)
     with reading(f"{path.name:.80}"):
         path = checkpoint_folder(path)
@@ -240,12 +241,17 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
             path = path.parent
         if (path / "tokenizer.json").exists():
             return from_folder(path)
+        for model in (path,) if path.suffix == ".model" else (path / "tokenizer.model", path / "spiece.model"):
+            if model.exists():
+                return from_model(model)
         # A llama2.c model is a file, and its tokenizer stands beside it.
         binary = path / "tokenizer.bin" if path.suffix != ".bin" or path.is_dir() else path
         binary = binary if binary.name.startswith("tok") else path.parent / "tokenizer.bin"
         if binary.exists():
             return from_bin(binary)
-    raise CheckpointError(f"{path.name}: it has no tokenizer.json and no tokenizer.bin")
+    raise CheckpointError(
+        f"{path.name}: it has no tokenizer.json, no tokenizer.model and no tokenizer.bin; name another with --tokenizer"
+    )
 
 
 def from_bin(path: Path) -> Tokenizer:
@@ -316,7 +322,8 @@ def from_gguf(metadata: Mapping[str, Any], origin: str) -> Tokenizer:
 
 
 def _byte_pairs(tokens: list[str], kinds: list[int], merges: list[str], pre: str, origin: str) -> Any:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    with needs_extra("models"):
+        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     cuts: dict[str, Any] = {
         "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -344,7 +351,8 @@ def _byte_pairs(tokens: list[str], kinds: list[int], merges: list[str], pre: str
 
 
 def from_folder(folder: Path) -> Tokenizer:
-    from tokenizers import Tokenizer as Inner
+    with needs_extra("models"):
+        from tokenizers import Tokenizer as Inner
 
     verify(folder, ("tokenizer.json", CONFIG))
     data = read_plain(folder / "tokenizer.json", JSON_BYTES, follow=True)
@@ -354,6 +362,18 @@ def from_folder(folder: Path) -> Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         coder = subwords(inner)
+    return _with_config(coder, folder, Specials())
+
+
+def from_model(path: Path) -> Tokenizer:
+    """SentencePiece's own file. It says which ids there are; what tokenizer_config.json says beside it goes before that."""
+    model = read_model(path)
+    bos, eos, pad, unknown = map(model.ids.get, ("bos", "eos", "pad", "unknown"))
+    return _with_config(Subwords(as_tokenizer(model)), path.parent, Specials(bos, eos, pad, unknown, add_bos=bos is not None))
+
+
+def _with_config(coder: Subwords, folder: Path, usual: Specials) -> Tokenizer:
+    """A coder with the ids and the chat template that the files of its folder name, and `usual` where they name none."""
     known: dict[str, Any] = {}
     for file in ("special_tokens_map.json", CONFIG):
         known |= read_json(folder / file).values if (folder / file).exists() else {}
@@ -363,11 +383,12 @@ def from_folder(folder: Path) -> Tokenizer:
         token = known.get(f"{name}_token")
         return coder.id_of(token.get("content") if isinstance(token, dict) else token)
 
-    bos, eos, pad, unknown = map(id_of, ("bos", "eos", "pad", "unk"))
+    given = zip(map(id_of, ("bos", "eos", "pad", "unk")), (usual.bos, usual.eos, usual.pad, usual.unknown), strict=True)
+    bos, eos, pad, unknown = (own if i is None else i for i, own in given)
     # Where no field says it, the frame that the tokenizer puts around a text does.
     framed = bos is not None and coder.framed("")[:1] == [bos]
     stops = tuple(i for i in _ends(folder) if i != eos and i < coder.size)
-    specials = Specials(bos, eos, pad, unknown, values.flag("add_bos_token", framed), stops)
+    specials = Specials(bos, eos, pad, unknown, values.flag("add_bos_token", framed or usual.add_bos), stops)
     return Tokenizer(coder, specials, _template(values, folder))
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, needs_extra
 from ..files import read_plain, reading
 from ..models.base import Model
 from ..models.families import next_token_families
@@ -204,10 +204,9 @@ def parse_override(text: str) -> dict[str, Any]:
 
 
 def yaml() -> Any:
-    try:
+    # No ConfigError: an override that is no YAML is taken as text, and a missing package is something else.
+    with needs_extra("train"):
         import yaml as module
-    except ImportError as error:
-        raise ConfigError("configs need pyyaml: pip install 'regard[train]'") from error
     return module
 
 

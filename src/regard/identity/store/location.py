@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...errors import needs_extra
 from ...files import home, new_folders
 from .errors import StoreError
 from .schema import URL, make_url
@@ -60,8 +60,8 @@ def locate(url: str | Path | None, blobs: str | Path | None) -> StoreLocation:
             locks = file.with_name(f"{file.stem}.locks")
             address = URL.create("sqlite", database=str(file))
         case "postgresql" | "postgres":
-            if importlib.util.find_spec("psycopg") is None:
-                raise ImportError("a store in PostgreSQL needs psycopg 3: pip install 'regard[postgres]'")
+            with needs_extra("postgres"):
+                import psycopg as psycopg
             file = None
             address = address.set(drivername="postgresql+psycopg")
             # Two databases never share a folder by default: `gc` removes the blobs that its own database does not name.

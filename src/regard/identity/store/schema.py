@@ -9,7 +9,9 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-try:
+from ...errors import CheckpointError, needs_extra
+
+with needs_extra("identity"):
     from sqlalchemy import (
         URL,
         Column,
@@ -27,10 +29,7 @@ try:
         make_url,
         select,
     )  # fmt: skip
-except ImportError as error:
-    raise ImportError("a store of identities needs SQLAlchemy 2: pip install 'regard[identity]'") from error
 
-from ...errors import CheckpointError
 from .errors import StoreError
 from .records import canonical
 

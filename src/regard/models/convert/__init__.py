@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,52 +18,52 @@ from ...errors import CheckpointError, RegardError
 from ...files import reading, require_plain
 from ..base import Files, Model
 from ..runs import checkpoint_folder
+from .layout import Share
+
+HUB = "hub:"
+HUB_NAME = rf"(\w[\w.-]*/|{HUB}(\w[\w.-]*/)?)\w[\w.-]*"
+"""A word alone is rather a slip of the fingers than a model on the hub: one without an owner is asked for with `hub:`."""
 
 
-def load(source: str | Path, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
-    """The model in a folder, a run (its best checkpoint), a `.gguf` file, a llama2.c `.bin`, or under a Hugging Face hub name."""
-    _need("safetensors")
+def load(
+    source: str | Path, *, dtype: torch.dtype = torch.float32, progress: Share = lambda share: None, **changes: Any
+) -> Model:
+    """The model in a folder, a run (its best checkpoint), a `.gguf` file, a llama2.c `.bin`, or under a Hugging Face hub name:
+    `owner/name`, or `hub:name`."""
     path = Path(source)
     # A name of its own in the error, and no more of it than a screen shows: a source may be any text.
     # What our own checks say of a change that the caller asked for stays as it is.
     with reading(f"{path.name:.80}", passes=RegardError if changes else CheckpointError):
-        return _load(source, path, dtype, changes)
+        return _load(source, path, dtype, changes, progress)
 
 
-def _load(source: str | Path, path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Model:
+def _load(source: str | Path, path: Path, dtype: torch.dtype, changes: Mapping[str, Any], progress: Share) -> Model:
     if path.is_dir():
         from .hf import load_folder
 
-        return load_folder(checkpoint_folder(path), dtype, changes)
+        return load_folder(checkpoint_folder(path), dtype, changes, progress)
     if path.suffix == ".gguf" and path.exists():
-        _need("gguf")
         from .gguf import load_gguf
 
-        return load_gguf(require_plain(path), dtype, changes)
+        return load_gguf(require_plain(path), dtype, changes, progress)
     if path.suffix == ".bin" and path.exists():
         from .llama2c import load_bin
 
-        return load_bin(require_plain(path), dtype, changes)
+        return load_bin(require_plain(path), dtype, changes, progress)
     if path.exists():
         raise CheckpointError(f"{path.name}: a checkpoint is a folder with config.json, a .gguf file or a llama2.c .bin")
-    if path.suffix in (".gguf", ".bin") or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", str(source)):
-        raise CheckpointError(f"{source}: there is no such file or folder")
+    if path.suffix in (".gguf", ".bin") or not re.fullmatch(HUB_NAME, str(source)):
+        raise CheckpointError(f"{source}: there is no such file or folder, and a hub name is owner/name or hub:name")
     from .hf import fetch, load_folder
 
-    return load_folder(fetch(str(source)), dtype, changes)
+    return load_folder(fetch(str(source).removeprefix(HUB)), dtype, changes, progress)
 
 
 def save(model: Model, folder: str | Path) -> None:
     """Write config.json and model.safetensors, each under a temporary name that is renamed when it is whole."""
-    _need("safetensors")
     from .hf import save_folder
 
     save_folder(model, Path(folder))
-
-
-def _need(module: str) -> None:
-    if find_spec(module) is None:
-        raise CheckpointError(f"checkpoints need {module}: pip install 'regard[models]'")
 
 
 Model.files = Files(load, save)

@@ -15,18 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, needs_extra
 from ...files import require_plain
 from ...position import Rope
 from ..base import Model
 from ..generation_info import GenerationInfo, as_ids
 from ..llama import LlamaConfig
 from .fields import DEEPEST, Fields, changed
-from .layout import TensorLayout, TensorPlace, assemble
+from .layout import Share, TensorLayout, TensorPlace, assemble
+
+with needs_extra("models"):
+    import numpy as np
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
@@ -58,7 +61,8 @@ class GGUF:
         if require_plain(path).stat().st_size < 24:
             raise self._bad("it is shorter than a header")
         self._data = np.memmap(path, dtype=np.uint8, mode="r")
-        self._at = 0
+        # A view without numpy's own checks: a vocabulary has a hundred thousand strings.
+        self._view, self._at = self._data.data, 0
         if bytes(self._take(4)) != b"GGUF":
             raise self._bad("it does not start with GGUF")
         version = self._scalar("<I")
@@ -76,19 +80,16 @@ class GGUF:
         return {name: info.shape for name, info in self.tensors.items()}
 
     def read(self, name: str) -> Tensor:
-        from gguf import GGMLQuantizationType, dequantize
-
         info = self.tensors[name]
         raw = self._data[info.start : info.start + info.rows * info.row_bytes].reshape(info.rows, info.row_bytes)
         try:
             values = dequantize(np.asarray(raw), GGMLQuantizationType(info.kind))
         except NotImplementedError as error:
             raise self._bad(f"{name} is {GGMLQuantizationType(info.kind).name}, which gguf cannot dequantise") from error
-        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(info.shape)
+        # Dequantised values are new; plain ones are still the file's, which must not be written to.
+        return torch.from_numpy(np.require(values, np.float32, ["C", "O", "W"])).reshape(info.shape)
 
     def _directory(self, count: int) -> dict[str, TensorInfo]:
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
         sizes = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
         found: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(count):
@@ -149,24 +150,24 @@ class GGUF:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
     def _fits(self, count: int, size: int) -> int:
-        if count * size > len(self._data) - self._at:
+        if count * size > len(self._view) - self._at:
             raise self._bad(f"it announces {count} values at byte {self._at}, more than are left")
         return count
 
-    def _take(self, size: int) -> Any:
-        part = self._data[self._at : self._at + self._fits(size, 1)]
+    def _take(self, size: int) -> memoryview:
+        part = self._view[self._at : self._at + self._fits(size, 1)]
         self._at += size
-        return part.data
+        return part
 
     def _bad(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.origin} is not a GGUF file that can be read: {why}")
 
 
-def load_gguf(path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Model:
+def load_gguf(path: Path, dtype: torch.dtype, changes: Mapping[str, Any], progress: Share) -> Model:
     file = GGUF(path)
     config, permuted = read_config(file)
     where = layout(config, permuted)
-    model = assemble(changed(config, changes), where, file, dtype)
+    model = assemble(changed(config, changes), where, file, dtype, progress)
     model.generation_info = _generation_info(file)
     return model
 

@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, needs_extra
 from ...files import replacing, require_plain, write_text
 from ..base import Model
 from ..families import FAMILIES, next_token_families
 from ..runs import verify
 from . import native
 from .fields import INDEX_BYTES, Fields, changed, read_generation_info, read_json
-from .layout import TensorLayout, assemble, own_names, spread
+from .layout import Share, TensorLayout, assemble, own_names, spread
+
+with needs_extra("models"):
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
 
 VERSION = 1
 WEIGHTS, INDEX, OWN = "model.safetensors", "model.safetensors.index.json", "regard.safetensors"
@@ -56,7 +58,7 @@ class Tensors:
         return self._open[name].get_tensor(name)
 
 
-def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Model:
+def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, Any], progress: Share) -> Model:
     verify(folder, (CONFIG, GENERATION, WEIGHTS, OWN))
     c = read_json(folder / CONFIG)
     if "quantization_config" in c:
@@ -70,7 +72,7 @@ def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, Any]) ->
         config, layout_of = _read_config(c, own, stored.shapes)
         config = changed(config, {**_attention(own), **changes})
         layout = layout_of(config)
-        model = assemble(config, layout, stored, dtype)
+        model = assemble(config, layout, stored, dtype, progress)
         own_here = own_names(model, layout)
         if (folder / OWN).exists() and own_here:
             trained = Tensors(folder / OWN, stack, OWN)
@@ -165,10 +167,8 @@ def save_folder(model: Model, folder: Path) -> None:
 
 def fetch(name: str) -> Path:
     """The folder of a model on the Hugging Face hub, downloaded once."""
-    try:
+    with needs_extra("models"):
         from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise CheckpointError(f"{name} is no folder here, and hub names need: pip install 'regard[models]'") from error
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]))
     except Exception as error:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ...errors import CheckpointError
 from ..base import Model
@@ -25,6 +26,13 @@ MOST_PARTS = 1 << 16
 """No model here has more layers and experts; each costs kilobytes before it holds a number."""
 OWN_ELEMENTS = 1 << 20
 """A spec may train this many numbers that the file does not hold, however small the file."""
+
+
+Share = Callable[[float], None]
+"""Hears which share of the tensors has been read."""
+
+
+def _silent(share: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,7 @@ class TensorsInMemory:
         return self.tensors[name]
 
 
-def assemble(config: Any, layout: TensorLayout, stored: Stored, dtype: torch.dtype) -> Model:
+def assemble(config: Any, layout: TensorLayout, stored: Stored, dtype: torch.dtype, progress: Share = _silent) -> Model:
     """The model of a config with the numbers of a file. Nothing that takes memory is made before the file has been seen to
     hold every tensor of it."""
     parts, held = getattr(config, "parts", config.depth), len(stored.shapes)
@@ -123,8 +131,7 @@ def assemble(config: Any, layout: TensorLayout, stored: Stored, dtype: torch.dty
         raise CheckpointError(
             f"{stored.origin}: its configuration asks for {config.depth} layers; its tensors number {len(numbered)}"
         )
-    with torch.device("meta"):
-        model: Model = config.build()
+    model = _unfilled(config)
     places = _places(model, layout, stored)
     own = own_names(model, layout)
     if own:
@@ -134,12 +141,28 @@ def assemble(config: Any, layout: TensorLayout, stored: Stored, dtype: torch.dty
             raise CheckpointError(f"{stored.origin}: its attention trains {size:,} numbers, and the file holds {room:,} in all")
         model = config.build()
     owners = owners_of(model)
-    for ours, place in places.items():
+    for done, (ours, place) in enumerate(places.items()):
+        progress(done / len(places))
         value = place.take(stored.read(place.name))
         if not value.is_floating_point():
             raise CheckpointError(f"{stored.origin}: {place.name} holds {value.dtype}; weights are floating point")
         assign(owners, model.get_parameter(ours), value.to(dtype).contiguous())
     return model
+
+
+class _NoDraws(TorchFunctionMode):
+    """Random numbers for a tensor without memory would import torch's compiler, a second or more, and nobody sees them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def _unfilled(config: Any) -> Model:
+    """The model of a config with shapes and no numbers."""
+    with torch.device("meta"), _NoDraws():
+        return config.build()
 
 
 def own_names(model: nn.Module, layout: TensorLayout) -> list[str]:

@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, needs_extra
 from ..base import Model
 from ..generation_info import GenerationInfo
 from ..llama import LlamaConfig
 from ..sentencepiece import BOS, EOS
 from .fields import DEEPEST, Fields, changed
-from .layout import TensorsInMemory, assemble
+from .layout import Share, TensorsInMemory, assemble
 from .llama import layout
+
+with needs_extra("models"):
+    import numpy as np
 
 MAGIC = b"24ka"
 """0x616b3432, little-endian."""
@@ -58,7 +60,7 @@ class Header:
         return [(n, shapes[n]) for n in names + ([] if c.tied else ["wcls"])]
 
 
-def load_bin(path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Model:
+def load_bin(path: Path, dtype: torch.dtype, changes: Mapping[str, Any], progress: Share) -> Model:
     header = read_header(path)
     c = header.config
     tensors: dict[str, Tensor] = {}
@@ -77,7 +79,7 @@ def load_bin(path: Path, dtype: torch.dtype, changes: Mapping[str, Any]) -> Mode
         elif name in ALONE:
             tensors[ALONE[name]] = whole
     where = layout(c, interleaved=True)
-    model = assemble(changed(c, changes), where, TensorsInMemory(tensors, path.name), dtype)
+    model = assemble(changed(c, changes), where, TensorsInMemory(tensors, path.name), dtype, progress)
     if c.vocabulary > max(BOS, EOS):
         model.generation_info = GenerationInfo({"bos_token_id": BOS, "eos_token_id": [EOS, BOS]})
     return model

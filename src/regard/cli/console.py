@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import re
+import select
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn, ParamSpec, TypeVar
 
@@ -16,6 +19,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 BETWEEN = 2.0
 """Seconds between two plain lines of progress."""
+TOGETHER = 0.03
+"""Seconds within which lines on a terminal belong to one paste: nobody types the next one so soon."""
+QUOTES = '"""'
+COMMAND = re.compile(r"/\w+(\s[^/]*)?")
 
 
 def verb(function: Callable[P, R]) -> Callable[P, R]:
@@ -29,10 +36,9 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(130) from None
-        except ImportError as error:
-            if (error.name or "").partition(".")[0] == "regard":
-                raise
-            fail(f"{error.name or error} is not installed: pip install 'regard[cli,models]'")
+        except ImportError:
+            # The console script says which extra of regard brings it.
+            raise
         except (ValueError, OSError) as error:
             from ..errors import RegardError
 
@@ -82,8 +88,8 @@ def progress() -> Generator[Callable[[str, float | None], None]]:
     def tell(what: str, share: float | None) -> None:
         now = time.monotonic()
         if what not in last or now - last[what] > BETWEEN:
+            typer.echo(f"{what}: {share:.0%}" if share and what in last else what, err=True)
             last[what] = now
-            typer.echo(what if not share else f"{what}: {share:.0%}", err=True)
 
     yield tell
 
@@ -102,3 +108,62 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(r[n]) for r in [head, *rows]) for n in range(len(head))]
     for row in [head, *rows]:
         typer.echo("  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip())
+
+
+def read_messages(prompt: str = "› ") -> Iterator[str]:
+    """Messages from stdin until it ends: one a line, or what stands between three quotes and three quotes.
+
+    On a terminal, with a prompt and editing, lines that were pasted together are one message too; a command (`/who`) is always
+    one by itself.
+    """
+    terminal = sys.stdin.isatty()
+    if terminal:
+        with contextlib.suppress(ImportError):
+            import readline
+
+            # Python turns this off; with it a terminal says itself where a paste ends, and the paste is sent with Enter.
+            readline.parse_and_bind("set enable-bracketed-paste on")
+    quoted = ""
+    while True:
+        try:
+            texts = _typed("" if quoted else prompt) if terminal else [sys.stdin.readline()]
+        except UnicodeDecodeError:
+            fail("stdin is not text in UTF-8")
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            quoted = ""
+            typer.echo("\nCtrl-D or /quit ends the chat", err=True)
+            continue
+        except EOFError:
+            typer.echo()
+            texts = [""]
+        for text in texts:
+            message = quoted + text
+            if text and message.lstrip().startswith(QUOTES) and not message.strip()[3:].endswith(QUOTES):
+                quoted = message
+                continue
+            quoted = ""
+            message = message.strip()
+            if message.startswith(QUOTES):
+                message = message.removeprefix(QUOTES).removesuffix(QUOTES).strip()
+            if message:
+                yield message
+            if not text:
+                return
+
+
+def _typed(prompt: str) -> list[str]:
+    """A line of the terminal and those that came with it; a command among them by itself."""
+    lines = [input(prompt)]
+    while not COMMAND.fullmatch(lines[-1]) and _more_waits():
+        with contextlib.suppress(EOFError):
+            lines.append(input())
+    last = [lines.pop()] if COMMAND.fullmatch(lines[-1]) else []
+    return [text + "\n" for text in (*(["\n".join(lines)] if lines else []), *last)]
+
+
+def _more_waits() -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return bool(select.select([sys.stdin], [], [], TOGETHER)[0])
+    return False
