@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,7 +26,7 @@ from ...errors import CombinationError, ShapeError
 from ...geometry import Dot
 from ..read.layer import LayerRead
 from .caches import Filler, guard
-from .flight import LOCK, expect_original, flight, hook
+from .flight import LOCK, call_of, expect_original, flight, has_ended, hook
 from .install import put_in
 from .interface import FOR_ALL, HERE, Call, Result, lived_in
 from .probe import catches
@@ -149,8 +150,13 @@ def lived(body: HubBody, reads: Sequence[LayerRead | None]) -> Generator[None]:
     here = Lived(body, _by_module(body, reads)) if any(reads) else None
     # Whoever was started inside may live on when the block has ended, and needs the hooks for as long.
     move_out = None if here is None else move_in(body)
-    with HERE.held(dict.fromkeys(body.layers, here), end=move_out):
-        yield
+    try:
+        with HERE.held(dict.fromkeys(body.layers, here), end=move_out):
+            yield
+    finally:
+        # What was interrupted inside would keep its tensors and its model until this thread's next forward.
+        if flight() is None and _at_work() is None:
+            _LOCAL.first = _LOCAL.met = None
 
 
 def move_in_for_all(body: HubBody, reads: Sequence[LayerRead | None]) -> Callable[[], None]:
@@ -208,6 +214,8 @@ class Frame:
     module: nn.Module
     lived: Lived | None
     caught: dict[str, Tensor]
+    call: FrameType
+    """Of the layer: while it runs, the layer is at work."""
     asks: Tensor | None = None
 
     def rows(self, batch: int) -> tuple[int, ...] | None:
@@ -235,9 +243,16 @@ _LOCAL = _Local()
 
 def _now() -> tuple[Filler, Frame | None]:
     """Who fills a cache in this thread, at this moment."""
-    frame, way = _LOCAL.frame, flight()
+    frame, way = _at_work(), flight()
     who = None if frame is None or frame.lived is None else frame.lived.digest
     return Filler(who, "" if way is None else way.name), frame
+
+
+def _at_work() -> Frame | None:
+    """The layer that is at work in this thread; one that was interrupted has told nobody, and speaks for nobody."""
+    if _LOCAL.frame is not None and has_ended(_LOCAL.frame.call):
+        _LOCAL.frame = None
+    return _LOCAL.frame
 
 
 def _caught(module: nn.Module, name: str, x: Tensor) -> None:
@@ -249,7 +264,7 @@ def _caught(module: nn.Module, name: str, x: Tensor) -> None:
 def _open(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     expect_original(module)
     here = cast(Lived | None, lived_in(module))
-    _LOCAL.frame = Frame(module, here, {})
+    _LOCAL.frame = Frame(module, here, {}, call_of(sys._getframe()))  # pyright: ignore[reportPrivateUsage]
     cache = _given(module, args, kwargs).get("past_key_values")
     if cache is not None:
         guard(cache, int(getattr(module, "layer_idx", None) or 0), _now()[0], _now)
