@@ -198,6 +198,30 @@ def test_a_cache_that_nobody_refilled_is_not_read_by_who_filled_it_first():
         model(x, past_key_values=cache)
 
 
+@pytest.mark.parametrize("injected", [False, True])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_layer_that_was_interrupted_does_not_open_caches_to_the_bare_model(part: str, injected: bool):
+    model, x = hubs.hub("llama"), hubs.tokens(1, 5)
+    who = lives.someone(body_of(model).base, 1, **PARTS[part])
+    with living(model, who):
+        cache = filled(model, x)
+
+    def stop(module: Any, args: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.model.layers[1].self_attn.o_proj.register_forward_pre_hook(stop)
+    put = inject(model, who) if injected else None
+    with pytest.raises(KeyboardInterrupt), nullcontext() if injected else living(model, who):
+        model(x)
+    handle.remove()
+    if put is not None:
+        put.unwrap()
+    with pytest.raises(StateError, match="nobody lives in the model now"):
+        model(x[:, :1], past_key_values=cache)
+    with living(model, who):
+        assert len(model(x[:, :1], past_key_values=cache).past_key_values) == len(model.model.layers)
+
+
 @pytest.mark.parametrize("reader", ["nobody", "another", "a spec"])
 @pytest.mark.parametrize("changed", ["as it is", "copied", "cropped", "reordered", "repeated", "static"])
 def test_whatever_is_done_to_a_cache_it_stays_its_owners(changed: str, reader: str):

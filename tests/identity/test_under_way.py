@@ -220,6 +220,21 @@ def test_a_life_that_was_interrupted_is_taken_up_again(model: Any):
     assert torch.equal(model(x).logits, alone)
 
 
+def test_an_interrupted_life_does_not_keep_a_model_from_going():
+    model = hub("llama", "eager")
+    gone, who = weakref.ref(model), someone(body_of(model).base)
+
+    def stop(module: Any, args: Any) -> None:
+        raise KeyboardInterrupt
+
+    model.model.layers[1].self_attn.o_proj.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt), living(model, who):
+        model(tokens())
+    del model
+    gc.collect()
+    assert gone() is None
+
+
 def test_an_interrupted_forward_does_not_speak_for_a_later_one(model: Any):
     x = tokens()
     alone = model(x).logits

@@ -70,7 +70,7 @@ _HOOKED: WeakKeyDictionary[nn.Module, dict[str, tuple[int, list[Handle]]]] = Wea
 def flight() -> Flight | None:
     """The forward that this thread is in, if it began under our hooks."""
     flights = _LOCAL.flights
-    while flights and _has_ended(flights[-1]):
+    while flights and flights[-1].frame is not None and has_ended(flights[-1].frame):
         # What was interrupted has told nobody that it ended.
         _land(flights.pop())
     return flights[-1] if flights else None
@@ -83,7 +83,7 @@ def begin(module: nn.Module, look: Callable[[nn.Module], Put]) -> None:
     """A forward of a hooked model begins; inside another it is a part of that."""
     expect_original(module)
     if flight() is None:
-        frame = _call_of(inspect.currentframe())
+        frame = call_of(inspect.currentframe())
         new = Flight(threading.get_ident(), id(frame), frame, *look(module))
         _LOCAL.flights.append(new)
         _FLIGHTS.append(new)
@@ -101,7 +101,7 @@ def expect_original(module: nn.Module) -> None:
 def end(module: nn.Module) -> bool:
     """The forward of a hooked model ends; True if it was the outermost."""
     flights = _LOCAL.flights
-    if not flights or flights[-1].frame is not _call_of(inspect.currentframe()):
+    if not flights or flights[-1].frame is not call_of(inspect.currentframe()):
         return False
     _land(flights.pop())
     if _PENDING:
@@ -137,7 +137,7 @@ def sweep() -> None:
         flights = list(_FLIGHTS)
         running = _running({f.thread for f in flights if f.frame is None})
         for f in flights:
-            if _has_ended(f) if f.frame is not None else f.key not in running[f.thread]:
+            if has_ended(f.frame) if f.frame is not None else f.key not in running[f.thread]:
                 _land(f)
         if _FLIGHTS:
             return
@@ -152,11 +152,10 @@ def _land(f: Flight) -> None:
         _FLIGHTS.remove(f)
 
 
-def _has_ended(f: Flight) -> bool:
-    """Whether the frame that a flight has is done, whichever thread it was of."""
+def has_ended(call: FrameType) -> bool:
+    """Whether a call of a function is done, whichever thread it was of; torch does not tell its hooks of a Ctrl-C."""
     try:
-        if f.frame is not None:
-            f.frame.clear()
+        call.clear()
     except RuntimeError:
         # A frame that is executed cannot be cleared.
         return False
@@ -211,7 +210,7 @@ def _stack(frame: FrameType | None) -> Iterable[FrameType]:
         frame = frame.f_back
 
 
-def _call_of(frame: FrameType | None) -> FrameType | None:
+def call_of(frame: FrameType | None) -> FrameType | None:
     """The call of a module that runs these hooks."""
     return next((f for f in _stack(frame) if f.f_code.co_name == "_call_impl"), frame)
 
@@ -230,9 +229,11 @@ __all__ = [
     "Flight",
     "Handle",
     "begin",
+    "call_of",
     "end",
     "expect_original",
     "flight",
+    "has_ended",
     "hook",
     "hook_ids",
     "is_unhooked_forward",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,7 @@ from ...errors import CombinationError, ShapeError
 from ...geometry import Dot
 from ..read.layer import LayerRead
 from .caches import Filler, guard
-from .flight import LOCK, Handle, expect_original, flight, hook
+from .flight import LOCK, Handle, call_of, expect_original, flight, has_ended, hook
 from .install import install
 from .interface import FOR_ALL, HERE, InterfaceCall, Result, reader_of
 from .probe import catches
@@ -151,8 +152,13 @@ def reading(body: HubBody, reads: Sequence[LayerRead | None]) -> Generator[None]
     here = ActiveReads(body, _by_module(body, reads)) if any(reads) else None
     # Threads and tasks that were started inside may outlast the block, and need the hooks for as long.
     detach = None if here is None else attach(body)
-    with HERE.held(dict.fromkeys(body.layers, here), end=detach):
-        yield
+    try:
+        with HERE.held(dict.fromkeys(body.layers, here), end=detach):
+            yield
+    finally:
+        # What was interrupted inside would keep its tensors and its model until this thread's next forward.
+        if flight() is None and _at_work() is None:
+            _LOCAL.first = _LOCAL.met = None
 
 
 def attach_for_all(body: HubBody, reads: Sequence[LayerRead | None]) -> Callable[[], None]:
@@ -210,6 +216,8 @@ class Frame:
     module: nn.Module
     active: ActiveReads | None
     caught: dict[str, Tensor]
+    call: FrameType | None
+    """Of the layer: while it runs, the layer is at work."""
     asks: Tensor | None = None
 
     def rows(self, batch: int) -> tuple[int, ...] | None:
@@ -237,9 +245,16 @@ _LOCAL = _ThreadFrame()
 
 def _now() -> tuple[Filler, Frame | None]:
     """Who fills a cache in this thread, at this moment."""
-    frame, way = _LOCAL.frame, flight()
+    frame, way = _at_work(), flight()
     who = None if frame is None or frame.active is None else frame.active.digest
     return Filler(who, "" if way is None else way.name), frame
+
+
+def _at_work() -> Frame | None:
+    """The layer that is at work in this thread; one that was interrupted has told nobody, and speaks for nobody."""
+    if _LOCAL.frame is not None and _LOCAL.frame.call is not None and has_ended(_LOCAL.frame.call):
+        _LOCAL.frame = None
+    return _LOCAL.frame
 
 
 def _caught(module: nn.Module, name: str, x: Tensor) -> None:
@@ -251,7 +266,7 @@ def _caught(module: nn.Module, name: str, x: Tensor) -> None:
 def _open(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     expect_original(module)
     here = reader_of(module)
-    _LOCAL.frame = Frame(module, here if isinstance(here, ActiveReads) else None, {})
+    _LOCAL.frame = Frame(module, here if isinstance(here, ActiveReads) else None, {}, call_of(inspect.currentframe()))
     cache = _given(module, args, kwargs).get("past_key_values")
     if cache is not None:
         guard(cache, int(getattr(module, "layer_idx", None) or 0), _now()[0], _now)
