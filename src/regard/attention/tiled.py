@@ -89,7 +89,7 @@ class Job:
         empty = self._mask(scores, t)
         if self.slots:
             score = x["slot_score"]
-            if "row_bias" in x:
+            if "row_bias" in x and not p.inner.absolute:
                 score = score - x["row_bias"].unsqueeze(-1)
             scores = torch.cat([scores, score], dim=-1)
         given = Given(
@@ -154,7 +154,8 @@ class Job:
         if refusal is None or refusal.threshold is None:
             return weights
         top = scores[..., :columns].detach().amax(-1)
-        top = top if "row_bias" not in x else top + x["row_bias"].detach()
+        # An absolute selection's scores have the bias of their row already.
+        top = top + x["row_bias"].detach() if "row_bias" in x and not self.problem.inner.absolute else top
         return weights * (top >= refusal.threshold).unsqueeze(-1)
 
     def _pieces(self, weights: Tensor, x: dict[str, Tensor], columns: int) -> tuple[Tensor, ...]:
