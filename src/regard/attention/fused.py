@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..geometry.base import Lowered
 from .allow import All, Causal, Tile
+from .gradients import only_once
 from .problem import Problem
 
 _kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # pyright: ignore
@@ -151,7 +152,7 @@ class Flash(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @only_once
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         d_out, d_lse = grad_outputs
         q, k, v, key_bias, out, lse = ctx.saved_tensors

@@ -18,6 +18,7 @@ from ..geometry.base import Lowered, Slot
 from ..selection import GD, Energy
 from ..selection.base import Given
 from .allow import Tile
+from .gradients import only_once
 from .problem import Problem, not_finite
 
 MOST_ROWS = 128
@@ -243,7 +244,7 @@ class Tiled(torch.autograd.Function):
         return out, carry
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @only_once
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         grad_out = grad_outputs[0]
         job: Job = ctx.job
