@@ -49,6 +49,8 @@ SELECTION_SPECS: dict[str, list[str]] = {
         "abstain(softmax(0.7), null_logit=0.5)",
         "abstain(entmax(1.5), threshold=0.1)",
         "abstain(topk(2), null_logit=0)",
+        "abstain(selective, null_logit=0.2)",
+        "abstain(selective, threshold=-0.5)",
     ],
 }
 POSITION_SPECS: dict[str, list[str]] = {

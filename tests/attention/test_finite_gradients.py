@@ -17,7 +17,7 @@ from helpers import (
     trained,
 )
 
-from regard import Causal, State, Window, attend, inspect, parse
+from regard import Causal, CombinationError, State, Window, attend, inspect, parse
 from regard.attention.reference import attend_plainly
 from regard.geometry.cosine import unit
 
@@ -130,3 +130,41 @@ def test_a_carry_reaches_beyond_the_keys_that_a_rule_still_allows(line):
         plain = attend_plainly(q, k, v, line, allow=rule, state=state)
         assert_agree(found.output, plain.output)
         assert_agree(found.weights(), plain.weights)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("line", LINES)
+def test_autocast_rounds_no_score_in_tiles_nor_in_their_gradients(line, half):
+    situation = Situation()
+    spec = parse(line)
+    if not situation.suits(spec):
+        return
+    tensors = [10 * x for x in inputs(situation, dtype=torch.float32)]
+    state = state_for(spec, situation, dtype=torch.float32)
+
+    def run(enabled: bool) -> list[torch.Tensor]:
+        q, k, v = (x.clone().requires_grad_() for x in tensors)
+        with torch.autocast("cpu", half, enabled=enabled):
+            seen = inspect(q, k, v, spec, allow=Causal(), state=state)
+            return [seen.output.detach(), seen.weights(), *gradients(seen.output, [q, k, v])]
+
+    if inspect(*tensors, spec, allow=Causal(), state=state).plan.backend == "sdpa" or spec.selection.name == "hopfield":
+        return
+    # How a state maps q and k is torch's own product, whose gradient autocast rounds where backward runs inside of it.
+    own = 2 if spec.geometry.name in ("trace", "additive") else None
+    for found, expected in zip(run(True)[:own], run(False)[:own], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("line", [*LINES, "cosine | entmax(1.5)", "self_conditioned(form=temperature) | sparsemax"])
+def test_a_second_derivative_is_refused_and_never_wrong(line):
+    situation = Situation()
+    spec = parse(line)
+    if not situation.suits(spec):
+        return
+    q, k, v = inputs(situation)
+    q.requires_grad_()
+    out = attend(q, k, v, spec, state=state_for(spec, situation))
+    (slope,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises((CombinationError, RuntimeError), match=r"no second derivative|derivative for"):
+        torch.autograd.grad(slope.square().sum(), q)

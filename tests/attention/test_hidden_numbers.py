@@ -9,6 +9,7 @@ import torch
 from helpers import random
 
 from regard import Causal, NumericsError, Self, State, Window, attend
+from regard.nn import Attention
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 LINES = ["dot", "cosine", "dot | softmax(0.5)", "rope", "euclidean", "trace(gamma=0.2)", "alibi", "abstain(softmax, null_logit=0.1)",
@@ -71,3 +72,25 @@ def test_a_slot_takes_the_whole_row_when_every_key_is_infinitely_far():
     out = attend(q, k, v, "self_conditioned(form=self_token)", state=State(self=me))
     torch.testing.assert_close(out, torch.full_like(out, 3.0))
     assert not attend(q, k, v, "abstain(softmax, null_logit=0)").any()
+
+
+@pytest.mark.parametrize("key_heads", [1, 4])
+@pytest.mark.parametrize("bad", [float("nan"), -1e30], ids=str)
+def test_a_step_does_not_turn_numbers_that_are_not_finite_into_zeros(bad, key_heads):
+    attention = Attention(16, heads=4, key_heads=key_heads)
+    x = torch.ones(1, 20, 16)
+    with torch.no_grad():
+        attention.q.weight.fill_(bad)
+        attention.k.weight.fill_(-bad)
+        cache = None
+        for i in range(20):
+            out, cache = attention.step(x[:, i : i + 1], cache, allow=Causal())
+            assert not out.isfinite().any()
+
+
+def test_a_step_over_values_of_zero_gives_zeros():
+    attention = Attention(16, heads=4)
+    with torch.no_grad():
+        attention.v.weight.zero_()
+        out, _ = attention.step(random(1, 1, 16, dtype=torch.float32), allow=Causal())
+    assert not out.any()

@@ -61,9 +61,13 @@ def test_no_rows_and_no_keys_are_no_error(line):
         spec, q, k, v, state = posed(line, situation)
         if not situation.suits(spec):
             continue
-        out = attend(q, k, v, spec, state=state)
-        assert out.shape[:3] == q.shape[:3]
-        assert not out.any()
+        seen = inspect(q, k, v, spec, state=state)
+        assert seen.output.shape[:3] == q.shape[:3]
+        assert not seen.output.any()
+        assert seen.weights().shape == (*q.shape[:3], k.shape[2])
+        for found in (seen.accepted, seen.support, seen.effective):
+            assert found.shape == q.shape[:3]
+            assert not found.any()
 
 
 ORDERLESS = [line for line in SELECTIONS_AND_GEOMETRIES if not parse(line).inner.carries]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..geometry.base import Lowered
 from .allow import All, Causal, Tile
+from .gradients import only_once
 from .problem import Problem
 
 _kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # pyright: ignore
@@ -29,6 +30,8 @@ _kernel_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_c
 
 CHUNK = 1 << 21
 """Pairs per chunk of mask."""
+FEW = 64
+"""Keys up to which the kernel may give zeros for a row of NaN: those that do not fill a vector of the widest processor."""
 
 
 def simple_rule(p: Problem) -> bool:
@@ -55,11 +58,15 @@ def sdpa(p: Problem, low: Lowered) -> tuple[Tensor, Tensor]:
 
 
 def one_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One query per head against every key."""
-    (B, H, _, D), G = q.shape, k.shape[1]
-    if H == G:
-        return F.scaled_dot_product_attention(q, k, v, scale=scale)
-    return F.scaled_dot_product_attention(q.reshape(B, G, H // G, D), k, v, scale=scale).view(B, H, 1, -1)
+    """One query per head against every key. Scores that are NaN, or all overflow, give NaN and never zeros among few keys."""
+    (B, H, _, D), G, K = q.shape, k.shape[1], k.shape[2]
+    q = q if H == G else q.reshape(B, G, H // G, D)
+    out = F.scaled_dot_product_attention(q, k, v, scale=scale)
+    # Every text begins among few keys, or with a prompt that `run` looks at: longer ones need not pay for the look.
+    if K <= FEW and out.is_cpu and may_hide(out, Lowered(q, k, scale)):
+        wide = torch.promote_types(q.dtype, torch.float32)
+        out = (torch.softmax(q.to(wide) @ k.to(wide).mT * scale, -1) @ v.to(wide)).to(q.dtype)
+    return out if H == G else out.view(B, H, 1, -1)
 
 
 def adjacent(x: Tensor) -> Tensor:
@@ -151,7 +158,7 @@ class Flash(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @only_once
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         d_out, d_lse = grad_outputs
         q, k, v, key_bias, out, lse = ctx.saved_tensors

@@ -17,6 +17,7 @@ from ..selection import Jump, Selection
 from ..selection.base import Reach
 from ..state import State
 from .allow import Allow, Tile
+from .gradients import full_precision
 from .operator import run, settled
 from .plan import Plan, plan
 from .problem import Problem, pose
@@ -99,12 +100,14 @@ class Attended:
 
     @cached_property
     def _job(self) -> tuple[Job, dict[str, Tensor]]:
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(self._problem.q.device.type):
             job, tensors = job_for(self._problem, self._problem.lower(), need_rows=True)
         return job, dict(zip(job.names, tensors, strict=True))
 
     def _tiles(self, rows: set[int] | None) -> Iterator[tuple[Tile, TileOut]]:
         """The computed tiles that hold any of the rows (None: all); a carry makes every earlier tile necessary too."""
+        if not self._asked.q.numel():
+            return
         job, whole = self._job
         carry = job.problem.start_carry()
         last = max(rows, default=-1) if rows is not None else None
@@ -113,7 +116,8 @@ class Attended:
                 return
             wanted = rows is None or any(t.start <= r < t.stop for r in rows)
             if t.hi > t.lo and (wanted or job.problem.inner.carries):
-                tile = job.compute(t, {n: cut(x, n, t) for n, x in whole.items()}, carry, weigh=True)
+                with full_precision(whole["q"].device.type):
+                    tile = job.compute(t, {n: cut(x, n, t) for n, x in whole.items()}, carry, weigh=True)
                 carry = job.problem.widen(tile.carry) if job.problem.inner.carries else None
                 if wanted:
                     yield t, tile

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,6 +14,7 @@ from ..selection import Selection
 from ..state import State
 from . import fused, tiled
 from .allow import Allow
+from .gradients import full_precision
 from .plan import Plan, choose, plan
 from .problem import Problem, check_result, pose, settle
 from .spec import Spec
@@ -62,18 +65,20 @@ def run(p: Problem) -> tuple[Tensor, Tensor | None]:
     half = p.q.dtype in (torch.bfloat16, torch.float16)
     full = p.upcast() if half and backend != "sdpa" else p
     carry: Tensor | None = None
-    if 0 in p.q.shape[:3] or p.k.shape[2] == 0:
-        out = _nothing(p)
-    elif backend == "tiled":
-        out, carry = _tiled(full)
-    else:
-        temperature = _temperature(full)
-        low = full.lower()
-        low = low if isinstance(temperature, float) and temperature == 1.0 else low.divided(temperature)
-        out, read = fused.sdpa(full, low) if backend == "sdpa" else fused.flash(full, low, temperature)
-        if read.device.type == "cpu" and fused.may_hide(read, low):
-            # Tiles give NaN where all scores of a row are NaN or overflow; the kernel gives zeros, as if nothing were allowed.
-            out, _ = _tiled(p.upcast() if half else p)
+    # torch's own call is left to autocast, as whoever calls it there expects.
+    with nullcontext() if backend == "sdpa" else full_precision(p.q.device.type):
+        if 0 in p.q.shape[:3] or p.k.shape[2] == 0:
+            out = _nothing(p)
+        elif backend == "tiled":
+            out, carry = _tiled(full)
+        else:
+            temperature = _temperature(full)
+            low = full.lower()
+            low = low if isinstance(temperature, float) and temperature == 1.0 else low.divided(temperature)
+            out, read = fused.sdpa(full, low) if backend == "sdpa" else fused.flash(full, low, temperature)
+            if read.device.type == "cpu" and fused.may_hide(read, low):
+                # Tiles give NaN where all scores of a row are NaN or overflow; the kernel gives zeros, as if nothing were allowed.
+                out, _ = _tiled(p.upcast() if half else p)
     out = out.to(p.q.dtype)
     check_result(out, p)
     return out, carry

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..geometry.base import Lowered, Slot
 from ..selection.base import Given
 from .allow import Tile
+from .gradients import only_once
 from .problem import Problem, not_finite
 
 MOST_ROWS = 128
@@ -88,7 +89,7 @@ class Job:
         empty = self._mask(scores, t)
         if self.slots:
             score = x["slot_score"]
-            if "row_bias" in x:
+            if "row_bias" in x and not p.inner.absolute:
                 score = score - x["row_bias"].unsqueeze(-1)
             scores = torch.cat([scores, score], dim=-1)
         given = Given(
@@ -153,7 +154,8 @@ class Job:
         if refusal is None or refusal.threshold is None:
             return weights
         top = scores[..., :columns].detach().amax(-1)
-        top = top if "row_bias" not in x else top + x["row_bias"].detach()
+        # An absolute selection's scores have the bias of their row already.
+        top = top + x["row_bias"].detach() if "row_bias" in x and not self.problem.inner.absolute else top
         return weights * (top >= refusal.threshold).unsqueeze(-1)
 
     def _pieces(self, weights: Tensor, x: dict[str, Tensor], columns: int) -> tuple[Tensor, ...]:
@@ -241,7 +243,7 @@ class Tiled(torch.autograd.Function):
         return out, carry
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @only_once
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         grad_out = grad_outputs[0]
         job: Job = ctx.job
