@@ -74,7 +74,10 @@ def write_text(path: str | Path, text: str, *, private: bool = False) -> None:
 @contextlib.contextmanager
 def new_folder(path: Path, *, private: bool = False) -> Generator[Path]:
     """A folder to fill; it takes its name when the block ends well, and vanishes when it does not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if private:
+        new_folders(path.parent.absolute())
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=_prefix(), dir=path.parent))
     try:
         yield draft

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,6 +70,47 @@ def test_saving_again_replaces_the_folder_whole(tmp_path: Path):
     nobody_yet = Identity.new(BASE)
     nobody_yet.save(tmp_path / "me")
     assert Identity.load(tmp_path / "me").digest() == nobody_yet.digest()
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a file", "beside an identity"])
+def test_saving_does_not_remove_what_is_no_identitys(tmp_path: Path, kind: str):
+    me, place = someone(BASE, 1), tmp_path / "notes"
+    if kind == "beside an identity":
+        me.save(place)
+    mine = place if kind == "a file" else place / "mine.txt"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("of years")
+    with pytest.raises(StateError, match=f"{mine.name} would be lost"):
+        me.save(place)
+    assert mine.read_text() == "of years"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes"]
+
+
+def test_saving_over_an_export_takes_its_journal_along(tmp_path: Path):
+    me, folder = someone(BASE, 1), tmp_path / "me"
+    folder.mkdir()
+    me.save(folder)
+    (folder / "journal.json").write_text("{}")
+    me.save(folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["identity.safetensors", "identity_config.json"]
+
+
+@pytest.mark.parametrize("part", ["identity.safetensors", "identity_config.json"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_what_is_no_plain_file_is_not_read(copy: Path, part: str, kind: str):
+    (copy / part).unlink()
+    if kind == "a pipe":
+        os.mkfifo(copy / part)
+    else:
+        (copy / part).symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match="no plain file"):
+        Identity.load(copy)
+
+
+def test_a_link_to_a_file_is_read(copy: Path, tmp_path: Path):
+    (copy / "identity.safetensors").rename(tmp_path / "elsewhere")
+    (copy / "identity.safetensors").symlink_to(tmp_path / "elsewhere")
+    assert Identity.load(copy).sources
 
 
 def test_a_digest_is_of_the_content_and_of_nothing_else():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from threading import Barrier, Thread
+from typing import Any
 
 import pytest
 import torch
@@ -297,8 +298,8 @@ def test_who_refuses_every_slot_is_the_base():
     assert apart(found, logits(model, TEXT)) < 1e-4
 
 
-@pytest.mark.parametrize("beta", [0.0, -1.0, float("nan")])
-def test_a_beta_that_is_not_above_zero_is_refused(beta: float):
+@pytest.mark.parametrize("beta", [0.0, -1.0, float("nan"), "much"])
+def test_a_beta_that_is_not_above_zero_is_refused(beta: Any):
     model = llama()
     with pytest.raises(StateError, match="beta"), living(model, nobody(model), beta=beta):
         pass

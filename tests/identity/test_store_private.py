@@ -101,6 +101,9 @@ URLS = {
     "another database": "mysql://user:{}@127.0.0.1/db",
     "another driver": "postgresql+nonsense://user:{}@127.0.0.1:9/db",
     "an odd scheme": "post gresql://user:{}@127.0.0.1/db",
+    "an @ in it": "postgresql://user:p@{}@127.0.0.1:9/db",
+    "an @ and a slash in it": "postgresql://user:p@{}/x@127.0.0.1:9/db",
+    "no scheme and one letter": "u:{}@127.0.0.1/db",
     "brackets": "postgresql://user:{}@[::1/db",
 }
 
@@ -118,6 +121,23 @@ def test_a_password_is_in_no_error_no_traceback_and_no_folder(
     context = repr(caught.value.__context__) + str(caught.value.__context__)
     assert SECRET not in said + repr(caught.value) + context
     assert [str(p) for p in tmp_path.rglob("*") if SECRET in str(p)] == []
+
+
+@pytest.mark.parametrize(
+    "where", ["postgresql://user:{}@127.0.0.1:9/db", "postgresql://127.0.0.1/db?password={}", "u:{}@host/db"]
+)
+def test_a_url_that_was_made_a_path_names_no_folder(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError) as caught:
+        IdentityStore(Path(where.replace("{}", SECRET)))
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_with_an_at_sign_is_a_file(tmp_path: Path) -> None:
+    IdentityStore(tmp_path / "me@home.db").close()
+    IdentityStore(f"sqlite:///{tmp_path}/a:b@c.db").close()
+    assert {"me@home.db", "a:b@c.db"} <= {p.name for p in tmp_path.iterdir()}
 
 
 def test_a_url_with_a_password_is_shown_without_it() -> None:

@@ -14,7 +14,7 @@ from regard import State
 from regard.errors import NumericsError, RegardError, ShapeError, SpecError
 from regard.models import GPT2Config, LlamaConfig, generate, perplexity
 from regard.models.base import Model
-from regard.models.decode.generate import Sampling, Token, logits_of
+from regard.models.decode.generate import Sampling, Token, logits_of, stream
 from regard.selection import SELECTIONS
 
 LLAMA = LlamaConfig(vocabulary=61, width=24, depth=2, heads=6, key_heads=2, hidden=40, context=64)
@@ -256,11 +256,26 @@ def test_perplexity_is_exp_of_the_mean_surprise():
         ({"top_p": 0.9}, "greedy"),
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"stop": ("",)}, "stop="),
+        ({"stop": 5}, "stop=5"),
+        ({"stop_ids": ("a",)}, "token ids"),
+        ({"stop_ids": 5}, "token ids"),
+        ({"max_tokens": 1.5}, "whole number"),
+        ({"max_tokens": None}, "whole number"),
+        ({"temperature": "warm"}, "a number"),
+        ({"seed": "x"}, "whole number"),
+        ({"seed": 1 << 70}, "64 bits"),
     ],
 )
 def test_wrong_sampling_says_what_to_write(wrong: dict[str, object], says: str):
     with pytest.raises(SpecError, match=says):
         Sampling(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_text_that_may_become_endless_takes_no_endless_room():
+    model = llama()
+    found = stream(model, PROMPT, Sampling(max_tokens=10**15))
+    wanted = uncached(model, PROMPT, 3)[0]
+    assert [next(found).token for _ in range(3)] == wanted
 
 
 def test_wrong_prompts_say_what_to_write():

@@ -48,8 +48,8 @@ def read_by(model: nn.Module, identity: Who, beta: float | None = None) -> tuple
     """What the layers of a model read while somebody lives in it; whoever cannot is refused."""
     rows = identities(identity)
     body = body_of(model)
-    if beta is not None and not beta > 0:
-        raise StateError(f"beta={beta}: it must be above 0; imprints with cos(q, k) < 1 − 1/β are refused")
+    if beta is not None and not (isinstance(beta, int | float) and beta > 0):
+        raise StateError(f"beta={beta!r:.60}: it must be above 0; imprints with cos(q, k) < 1 − 1/β are refused")
     for row in rows:
         if row is not None:
             row.base.refuse(body.base)

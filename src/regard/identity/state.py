@@ -28,7 +28,9 @@ from .packed import Packed
 
 SCHEMA = 1
 """Of the settings and tensors on disk; `UPGRADES` leads here from every older one."""
-TENSORS, CONFIG = "identity.safetensors", "identity_config.json"
+TENSORS, CONFIG, JOURNAL = "identity.safetensors", "identity_config.json", "journal.json"
+FILES = (TENSORS, CONFIG, JOURNAL)
+"""Of an identity's folder; a store that exports one lays its journal beside it."""
 LARGEST = 64 << 20
 """Bytes of an identity that are read at most: one that is larger did not come from here."""
 Form = Literal["key_bias", "self_token"]
@@ -258,11 +260,15 @@ class Identity:
         return h.hexdigest()
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder, whole or not at all, and for its owner alone: what it holds can be read back as words."""
+        """Write the folder, whole or not at all, and for its owner alone: what it holds can be read back as words.
+
+        An identity that is there already is replaced; anything else is not.
+        """
         from safetensors.torch import save_file
 
         from ..files import new_folder, write_text
 
+        _refuse_others(Path(folder))
         with new_folder(Path(folder), private=True) as draft:
             save_file(self.tensors(), draft / TENSORS, metadata={"format": "pt"})
             write_text(draft / CONFIG, json.dumps(self.config(), indent=1, ensure_ascii=False) + "\n")
@@ -309,10 +315,24 @@ def upgraded(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Parts:
 
 
 def read_bytes(path: Path) -> bytes:
-    size = path.stat().st_size
-    if size > LARGEST:
-        raise CheckpointError(f"{path.name} has {size / 1e6:,.0f} MB; an identity has at most {LARGEST / 1e6:.0f}")
-    return path.read_bytes()
+    """A plain file, or what a link to one leads to; never a pipe or a device, which end late or not at all."""
+    from ..files import read_plain
+
+    try:
+        return read_plain(path, LARGEST, follow=True)
+    except CheckpointError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from None
+        raise
+
+
+def _refuse_others(folder: Path) -> None:
+    """Raise where saving would remove what is no identity's."""
+    if not folder.exists():
+        return
+    others = [folder.name] if not folder.is_dir() else sorted(p.name for p in folder.iterdir() if p.name not in FILES)
+    if others:
+        raise StateError(f"{folder} is no identity: {others[0]} would be lost; give a folder that is new, or an identity's")
 
 
 def unpack(data: bytes) -> dict[str, Tensor]:

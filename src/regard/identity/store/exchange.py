@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import CheckpointError
 from ...files import new_folder, new_folders, read_plain, sweep, write_bytes
-from ..state import CONFIG, LARGEST, TENSORS, Base, Identity
+from ..state import CONFIG, JOURNAL, LARGEST, TENSORS, Base, Identity
 from .codec import MOST_HEADER, build, decode, encode
 from .errors import StoreError
 from .records import WRITES, Event, canonical, checked_name, strict_json
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .store import IdentityStore
 
 SCHEMA = 1
-JOURNAL = "journal.json"
 MOST_EVENTS = 100_000
 SINGLE = ".safetensors"
 

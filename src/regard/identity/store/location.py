@@ -15,6 +15,8 @@ from .schema import URL, make_url
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 """Two letters or more and a colon: the beginning of a URL; one letter is a disk of Windows."""
+CREDENTIALS = re.compile(r":[^/\\]*@|(?i:password\s*=)")
+"""`name:password@host` and `password=…`: in a path too, where a `Path` has taken a slash from a URL, or a scheme is missing."""
 SECRETS = ("password", "sslpassword", "passfile")
 
 
@@ -76,15 +78,16 @@ def locate(url: str | Path | None, blobs: str | Path | None) -> StoreLocation:
 
 
 def _is_path(url: str | Path) -> bool:
-    if isinstance(url, Path) or not ("://" in url or SCHEME.match(url) or re.search(r"(?i)password\s*=", url)):
+    text = str(url)
+    if not (CREDENTIALS.search(text) or (isinstance(url, str) and ("://" in text or SCHEME.match(text)))):
         return True
-    if "://" in url:
+    if isinstance(url, str) and "://" in text:
         return False
     # Not echoed: what follows may be a password, and no folder may be named after it.
-    scheme = SCHEME.match(url)
+    scheme = SCHEME.match(text)
     raise StoreError(
-        f"a store at {scheme[0] if scheme else ''}… is neither a file nor a URL; a URL has two slashes after its scheme, "
-        "postgresql://user@host/database, and a file whose name has a colon begins with ./"
+        f"a store at {scheme[0] if scheme else ''}… is neither a file nor a URL; a URL is a text with two slashes after its scheme, "
+        "postgresql://user@host/database; a file whose name has a colon begins with ./, or is given as sqlite:///path"
     )
 
 
@@ -93,6 +96,9 @@ def parsed(url: str) -> URL:
     parts: URL | None = None
     try:
         parts = make_url(url)
+        if parts.get_backend_name() != "sqlite" and url.partition("://")[2].partition("?")[0].count("@") > 1:
+            # Which of them ends the password, nobody can tell: the rest of it would pass for the host.
+            raise ValueError
         query = dict(parts.query)
         # Beside the user's name it is hidden by everything that prints a URL; in the query it is not.
         password = query.pop("password", None)

@@ -15,6 +15,8 @@ from ...errors import ShapeError
 from ...nn import Cache
 
 FIRST_ROOM = 64
+MOST_ROOM = 1 << 14
+"""Places that are taken at once: whoever says how long a text may become does not say that it will."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ def _check(room: Tensor, new: Tensor, places: int) -> None:
 
 
 def static_caches(depth: int, capacity: int = FIRST_ROOM) -> tuple[StaticCache, ...]:
-    """One empty cache per layer, with room for `capacity` tokens before it has to move."""
-    return tuple(StaticCache(capacity=max(1, capacity)) for _ in range(depth))
+    """One empty cache per layer, with room for `capacity` tokens (within reason) before it has to move."""
+    return tuple(StaticCache(capacity=min(max(1, capacity), MOST_ROOM)) for _ in range(depth))
 
 
 __all__ = ["StaticCache", "static_caches"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -35,6 +38,17 @@ class Sampling:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        for name in ("max_tokens", "top_k", "seed", "logprobs"):
+            self._check(_is_whole(getattr(self, name)) or self._is_left_out(name), name, "a whole number")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            value = getattr(self, name)
+            self._check(isinstance(value, Real) or self._is_left_out(name), name, "a number")
+        for name, kind, what in (("stop", str, "texts"), ("stop_ids", Integral, "token ids")):
+            value = getattr(self, name)
+            # A set of ids is as good as a tuple of them.
+            listed = isinstance(value, Collection) and all(isinstance(x, kind) for x in cast(Collection[object], value))
+            self._check(listed, name, f"a tuple of {what}")
+        self._check(-(1 << 63) <= self.seed < 1 << 63, "seed", "a number of 64 bits")
         self._check(self.max_tokens >= 1, "max_tokens", "at least 1")
         self._check(0 <= self.temperature < float("inf"), "temperature", "0 (greedy) or above; 0.7 is a common choice")
         self._check(self.top_k is None or self.top_k >= 1, "top_k", "at least 1, or None to keep all tokens")
@@ -49,9 +63,17 @@ class Sampling:
                 f"{cuts[0]}={getattr(self, cuts[0])} does nothing at temperature 0, which is greedy: set a temperature"
             )
 
+    def _is_left_out(self, name: str) -> bool:
+        """True for None where that means something."""
+        return getattr(self, name) is None and getattr(type(self), name) is None
+
     def _check(self, holds: bool, name: str, fix: str) -> None:
         if not holds:
             raise SpecError(f"{name}={getattr(self, name)!r}: it must be {fix}")
+
+
+def _is_whole(x: object) -> bool:
+    return isinstance(x, Integral) and not isinstance(x, bool)
 
 
 class Drawer:
