@@ -97,14 +97,15 @@ class Decoder:
             if isinstance(layer.inner, Energy):
                 raise CombinationError(f"layer {i} is {layer.spec}: energy moves earlier tokens too and cannot be decoded")
         self.model, self.weights = model, weights
-        self.known = isinstance(model, Llama | GPT2) and all(map(_is_plain, _linears(model)))
-        self.modules = tuple(model.modules())
+        self.parts = _parts(model)
+        watched = any(extra for _, _, extra in self.parts)
+        self.known = isinstance(model, Llama | GPT2) and all(map(_is_plain, _linears(model))) and not watched
         self.depth = model.cache_count
         self.products: list[Float | Int8] = []
         if not self.known:
             if weights != "float32":
                 strange = [type(x).__name__ for x in _linears(model) if not _is_plain(x)]
-                what = f" with a {strange[0]} in it" if isinstance(model, Llama | GPT2) and strange else ""
+                what = f" with a {strange[0]} in it" if strange else " with hooks on it" if watched else ""
                 raise CombinationError(
                     f"a {type(model).__name__}{what} decodes through its own forward, which has no {weights} weights"
                 )
@@ -119,10 +120,7 @@ class Decoder:
 
     def stale(self) -> bool:
         """True where the model's parts or weights are no longer those that this was made of."""
-        modules = tuple(self.model.modules())
-        if len(modules) != len(self.modules) or any(a is not b for a, b in zip(modules, self.modules, strict=True)):
-            return True
-        return any(p.stale() for p in self.products)
+        return self.parts != _parts(self.model) or any(p.stale() for p in self.products)
 
     @property
     def nbytes(self) -> int:
@@ -222,6 +220,17 @@ def _linears(model: Model) -> list[nn.Module]:
         a, ffn = block.attention, cast(FeedForward, block.ffn)
         found += [a.q, a.k, a.v, a.out, ffn.up, ffn.gate, ffn.down]
     return [x for x in found if x is not None]
+
+
+def _parts(model: Model) -> list[tuple[nn.Module, type, bool]]:
+    """Its modules, of what class each is now, and whether a call of it does more than its class says: hooks, another forward.
+
+    A decoder calls few of them, so what hangs on them would be left out without a word.
+    """
+    return [
+        (m, type(m), bool(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__))  # pyright: ignore[reportPrivateUsage]
+        for m in model.modules()
+    ]
 
 
 def _is_plain(layer: nn.Module) -> bool:
