@@ -16,7 +16,7 @@ from lives import letters, says, speaking
 from typer.testing import CliRunner
 
 import regard
-from regard.cli.main import app
+from regard.cli.app import app
 from regard.errors import RegardError, SpecError, StateError
 from regard.identity import IdentityStore, Person, Rule, generate
 from regard.identity.person import _Lines

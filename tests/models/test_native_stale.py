@@ -272,6 +272,57 @@ def test_layer_that_is_more_than_a_product_is_called(name: str):
 UNSEEN = {"one number through .data", "one bias through .data"}
 
 
+def on(place: str, change: Callable[[nn.Module], object]) -> Callable[[Model], object]:
+    return lambda model: change(model.get_submodule(place))
+
+
+def doubled(module: nn.Module) -> None:
+    own = module.forward
+    module.forward = lambda *a, **k: 2 * own(*a, **k)
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def reclassed(module: nn.Module) -> None:
+    module.__class__ = Doubled
+
+
+def hooked(module: nn.Module) -> None:
+    module.register_forward_hook(lambda m, given, out: (out[0].square(), *out[1:]) if isinstance(out, tuple) else out.square())
+
+
+def pre_hooked(module: nn.Module) -> None:
+    module.register_forward_pre_hook(lambda m, given: (2 * given[0], *given[1:]))
+
+
+TOUCHES: dict[str, Callable[[Model], object]] = {
+    "a hook on a product": on("blocks.0.ffn.down", hooked),
+    "a hook before a product": on("blocks.0.ffn.down", pre_hooked),
+    "a hook on the norm": on("norm", hooked),
+    "a hook on the embedding": on("embed", hooked),
+    "a hook on a block": on("blocks.0", hooked),
+    "another forward": on("blocks.0.attention.v", doubled),
+    "another class": on("blocks.0.attention.v", reclassed),
+}
+
+
+@pytest.mark.parametrize("touch", TOUCHES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_hangs_on_a_module_happens_in_decoding_too(name: str, touch: str):
+    model = built(name)
+    before = logits_of(model, TEXT)
+    TOUCHES[touch](model)
+    with torch.no_grad():
+        wanted = model(torch.tensor([TEXT])).logits[0]
+    assert (wanted - before).abs().max() > 1e-3
+    torch.testing.assert_close(logits_of(model, TEXT), wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(CombinationError, match="own forward, which has no int8"):
+        logits_of(model, TEXT, weights="int8")
+
+
 @pytest.mark.parametrize("way", [w for w in CHANGES if w not in UNSEEN])
 def test_mark_of_all_weights_changes_with_them(way: str):
     model = built("gpt2")

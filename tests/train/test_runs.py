@@ -11,7 +11,7 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from regard.cli.main import app
+from regard.cli.app import app
 from regard.models import BertConfig, GPT2Config, LlamaConfig, from_pretrained, open_model
 from regard.train import CheckpointError, ConfigError, TrainError, config, train
 from regard.train.checkpoint import iter_metrics

@@ -108,12 +108,19 @@ class Rope(Position):
 
     def angles(self, x: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """cos and sin (N, R/2) at positions start..stop, for heads like those of x."""
+        global _recent
+        asked, recent = (start, stop, x.shape[-1], x.dtype, x.device), _recent
+        if recent[0] is self and recent[1] == asked:
+            return recent[2]
         first = min(start, 0)
         # Every layer and every step asks for the same angles: a table, grown by doubling, answers.
         length = 1 << max(stop - first, 1).bit_length()
         reach = 0 if self.early else max(stop, self.original)
         cos, sin = _table(self, x.shape[-1], (first, length, reach), x.dtype, x.device)
-        return cos[start - first : stop - first], sin[start - first : stop - first]
+        with torch.inference_mode(False):
+            found = cos[start - first : stop - first], sin[start - first : stop - first]
+        _recent = self, asked, found
+        return found
 
     def turn_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         turned = 2 * cos.shape[-1]
@@ -125,6 +132,10 @@ class Rope(Position):
             a, b = head[..., 0::2], head[..., 1::2]
             parts = [torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)]
         return torch.cat([*parts, rest] if rest.shape[-1] else parts, dim=-1)
+
+
+_recent: tuple[Rope | None, object, tuple[Tensor, Tensor]] = None, None, (torch.empty(0), torch.empty(0))
+"""The last answer: all layers of a step ask the same. One name, so that a thread reads one answer or another."""
 
 
 @lru_cache(maxsize=32)

@@ -92,11 +92,12 @@ def product(x: Tensor, matrices: Matrices, onto: Tensor | None = None) -> Tensor
         x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
         source = x.data_ptr()
     if onto is None:
-        y = _empty(x, rows, total)
+        y = torch.empty((rows, total))
+        y = y if y.dtype is _F32 and y.is_cpu else x.new_empty((rows, total))
         target = y.data_ptr()
     else:
         y = onto
-        if not readable(y, (rows, total)) or y.requires_grad:
+        if y.shape != (rows, total) or type(y) is not Tensor or y.dtype is not _F32 or y.requires_grad or not _lies(y):
             raise ShapeError(f"onto is {_said(y)}; it is written in place, and has to be ({rows}, {total}), contiguous float32")
         target = y.data_ptr()
         if source < target + 4 * rows * total and target < source + 4 * rows * inside:
@@ -123,7 +124,7 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
     if not serves(x) or not _lies(x):
         return None
     rows, width = x.shape
-    if not readable(weight, (width,)):
+    if weight.shape != (width,) or type(weight) not in _PLAIN or weight.dtype is not _F32 or not _lies(weight):
         if weight.shape != (width,):
             raise ShapeError(f"weight is {_said(weight)}; rows of width {width} have as many")
         return None
@@ -148,10 +149,10 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, heads: int, width: int) -> bool:
     """The first heads of each row, in place, all by the same angles (1, pairs). False where C does not serve them."""
     if not serves(x) or not _lies(x):
         return False
-    (rows, stride), row = x.shape, cos.shape
-    if not readable(cos, row) or not readable(sin, row):
-        if cos.shape != sin.shape:
-            raise ShapeError(f"cos is {_said(cos)} and sin {_said(sin)}; there is one of each for a pair")
+    rows, stride = x.shape
+    if cos.shape != sin.shape:
+        raise ShapeError(f"cos is {_said(cos)} and sin {_said(sin)}; there is one of each for a pair")
+    if not readable(cos) or not readable(sin):
         return False
     pairs = _pairs(cos, width)
     if not 0 <= heads * width <= stride:
@@ -241,7 +242,7 @@ _F32 = torch.float32
 
 def _lies(x: Tensor) -> bool:
     # A negated view is contiguous too, and its memory holds the opposite.
-    return x.is_contiguous() and not x.is_neg() and not x.data_ptr() & 3
+    return x.is_cpu and x.is_contiguous() and not x.is_neg() and not x.data_ptr() & 3
 
 
 def _empty(x: Tensor, *shape: int) -> Tensor:

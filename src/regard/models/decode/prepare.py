@@ -98,26 +98,24 @@ class Decoder:
                     f"layer {i} is {layer.spec}: {layer.inner.name} moves earlier tokens too and cannot be decoded"
                 )
         self.model, self.weights = model, weights
-        self.modules = tuple(model.modules())
+        self.parts = _parts(model)
+        watched = any(extra for _, _, extra in self.parts)
         self.depth = model.cache_count
         self.stack: Stack | None = None
         strange: list[nn.Module] = []
         if isinstance(model, CausalModel) and (blocks := model.plain_blocks()) is not None:
             strange = [x for x in (model.head, *(x for b in blocks for x in _linears(b))) if not _is_plain(x)]
-            if not strange:
+            if not strange and not watched:
                 self.stack = Stack(model, blocks, Int8 if weights == "int8" else Float)
         if self.stack is None and weights != "float32":
-            what = f" with a {type(strange[0]).__name__} in it" if strange else ""
+            what = f" with a {type(strange[0]).__name__} in it" if strange else " with hooks on it" if watched else ""
             raise CombinationError(
                 f"a {type(model).__name__}{what} decodes through its own forward, which has no {weights} weights"
             )
 
     def stale(self) -> bool:
         """True where the model's parts or weights are no longer those that this was made of."""
-        modules = tuple(self.model.modules())
-        if len(modules) != len(self.modules) or any(a is not b for a, b in zip(modules, self.modules, strict=True)):
-            return True
-        return self.stack is not None and any(p.stale() for p in self.stack.products)
+        return self.parts != _parts(self.model) or (self.stack is not None and any(p.stale() for p in self.stack.products))
 
     @property
     def nbytes(self) -> int:
@@ -217,6 +215,17 @@ def _linears(block: Block) -> list[nn.Module]:
     """The layers of a plain block that are multiplied with here instead of being called, in the order of their use."""
     a, ffn = block.attention, cast(FeedForward, block.ffn)
     return [x for x in (a.q, a.k, a.v, a.out, ffn.gate, ffn.up, ffn.down) if x is not None]
+
+
+def _parts(model: Model) -> list[tuple[nn.Module, type, bool]]:
+    """Its modules, of what class each is now, and whether a call of it does more than its class says: hooks, another forward.
+
+    A decoder calls few of them, so what hangs on them would be left out without a word.
+    """
+    return [
+        (m, type(m), bool(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__))  # pyright: ignore[reportPrivateUsage]
+        for m in model.modules()
+    ]
 
 
 def _is_plain(layer: nn.Module) -> bool:
