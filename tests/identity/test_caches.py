@@ -216,7 +216,7 @@ def test_a_layer_that_was_interrupted_does_not_open_caches_to_the_bare_model(par
     handle.remove()
     if put is not None:
         put.unwrap()
-    with pytest.raises(StateError, match="nobody lives in the model now"):
+    with pytest.raises(StateError, match="the model reads none now"):
         model(x[:, :1], past_key_values=cache)
     with living(model, who):
         assert len(model(x[:, :1], past_key_values=cache).past_key_values) == len(model.model.layers)

@@ -95,7 +95,7 @@ def test_a_run_is_its_best_checkpoint(trained):
 
 def test_no_character_ends_a_text_unless_the_tokenizer_says_so(trained):
     model, tokenizer = open_model(trained)
-    assert model.kept.eos_ids == tokenizer.eos_ids == ()
+    assert model.generation_info.eos_ids == tokenizer.eos_ids == ()
 
 
 def test_a_run_without_a_checkpoint_says_so(tmp_path):
