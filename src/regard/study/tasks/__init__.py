@@ -1,0 +1,1 @@
+"""Small tasks that several studies share, and the loop that trains a small model on them."""
