@@ -91,16 +91,16 @@ def _chat(names: list[str], settings: Settings, affect: Any, model: str, store: 
     from ..identity.conversation import Conversation
     from .talk import Talk, compare
 
-    with open_store(store) as kept:
+    with open_store(store) as opened:
         for name in names:
-            load(kept, name)
+            load(opened, name)
         with progress() as tell:
             loaded, tokenizer, base = open_model(model, tell)
         if tokenizer.template is None:
             fail(f"{base.name} came without a chat template: it continues texts, and does not talk; see regard generate")
         talks = [
-            Talk(kept, settings, Conversation(loaded, tokenizer, who, system=settings.system), base, affect, name)
-            for name, who in [(n, load(kept, n, base)) for n in names] or [(None, None)]
+            Talk(opened, settings, Conversation(loaded, tokenizer, who, system=settings.system), base, affect, name)
+            for name, who in [(n, load(opened, n, base)) for n in names] or [(None, None)]
         ]
         if len(names) == 2:
             _say_hello(f"{names[0]} and {names[1]} answer, and nothing is written")

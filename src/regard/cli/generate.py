@@ -98,14 +98,14 @@ def generate(
     assert out.text is not None
     if as_json:
         count = len(out.tokens[0])
-        found = {
+        result = {
             "text": out.text[0],
             "tokens": out.tokens[0],
             "finish": out.finish[0],
             "seconds": round(seconds, 3),
             "count": count,
         }
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        typer.echo(json.dumps(result, ensure_ascii=False))
     else:
         typer.echo()
         if watched():

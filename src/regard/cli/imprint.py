@@ -67,19 +67,19 @@ def _imprint(
     # Two files of one name are two sources; one file is the same source wherever it lies.
     label = "stdin" if file == "-" else Path(file).stem
     source = checked_source(source) if source else unique_source(label, json.dumps(said))
-    with open_store(store) as kept:
-        done = None if again else recognised(kept, name, event_text(said))
+    with open_store(store) as opened:
+        done = None if again else recognised(opened, name, event_text(said))
         if done is None:
             with progress() as tell:
                 body, tokenizer, base = open_model(model, tell)
                 event = imprint_event(said, source=source, rule=rule, affect=gain, piece=body_of(body).piece)
-                done = imprint_into(kept, name, body, tokenizer, event, again=again, base=base, tell=tell)
+                done = imprint_into(opened, name, body, tokenizer, event, again=again, base=base, tell=tell)
             if done.begun:
                 note(f"{name} is new: an identity of {base.name or base.family}")
         typer.echo(str(done))
         if done.commit is None:
             note("--again imprints it once more")
             return
-        made = kept.find(done.commit)
+        made = opened.find(done.commit)
     facts = f"{several(made.imprints, 'imprint')}, {several(made.experiences, 'experience')}, {size(made.bytes)}"
     typer.echo(f"{name} {made.id[:12]}  {facts}")

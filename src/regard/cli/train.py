@@ -99,10 +99,10 @@ def fresh(source: str, family: str) -> Path:
 def newest() -> Path:
     from ..train import CheckpointError
 
-    found = sorted(RUNS.glob("*/metrics.jsonl"), key=lambda p: p.stat().st_mtime)
-    if not found:
+    metrics = sorted(RUNS.glob("*/metrics.jsonl"), key=lambda p: p.stat().st_mtime)
+    if not metrics:
         raise CheckpointError(f"there is no run in {RUNS}/ to resume; name one with --out")
-    return found[-1].parent
+    return metrics[-1].parent
 
 
 if __name__ == "__main__":

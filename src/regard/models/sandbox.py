@@ -133,9 +133,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.charge(units + CALL)
 
     def loop_over(self, value: Iterable[Any], units: int) -> Any:
-        found = self.listed(value)
-        self.charge(units * len(found))
-        return found
+        items = self.listed(value)
+        self.charge(units * len(items))
+        return items
 
     def made(self, value: Any) -> Any:
         """A list, tuple or dict that the template writes. Sharing costs as much as copying: no value is ever larger, all of its
@@ -350,9 +350,9 @@ def _paid_filter(sandbox: Sandbox, name: str, inner: Callable[..., Any]) -> Call
     @wraps(inner)
     def paid(*args: Any, **kwargs: Any) -> Any:
         value = sandbox.pay_filter(name, args[before], args[before + 1 :], kwargs)
-        found = inner(*args[:before], value, *args[before + 1 :], **kwargs)
+        result = inner(*args[:before], value, *args[before + 1 :], **kwargs)
         # What is made for each element may be larger than the element.
-        return sandbox.made(list(found)) if name == "map" else found
+        return sandbox.made(list(result)) if name == "map" else result
 
     return paid
 

@@ -108,12 +108,12 @@ RANGES: dict[str, Range] = {
 }
 
 
-def section(found: Any, name: str) -> dict[str, Any]:
-    if found is None:
+def section(given: Any, name: str) -> dict[str, Any]:
+    if given is None:
         return {}
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{name}={shown(found)} is a {type(found).__name__}; it is a section: write {name}.<setting>=value")
-    return dict(cast(Mapping[str, Any], found))
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name}={shown(given)} is a {type(given).__name__}; it is a section: write {name}.<setting>=value")
+    return dict(cast(Mapping[str, Any], given))
 
 
 def check_keys(tree: Mapping[str, Any], known: Sequence[str], prefix: str, sections: Mapping[str, type] | None = None) -> None:
@@ -128,20 +128,20 @@ def check_keys(tree: Mapping[str, Any], known: Sequence[str], prefix: str, secti
 
 
 def nearest(name: str, known: Sequence[str], prefix: str = "") -> str:
-    found = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"; did you mean {prefix}{found[0]}?" if found else ""
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     hints = typing.get_type_hints(cls)
     known = [f.name for f in fields(cls) if f.init]
     check_keys(values, known + (["family"] if prefix == "model." else []), prefix)
-    found = {name: coerce(value, hints[name], prefix + name) for name, value in values.items()}
-    needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in found]
+    settings = {name: coerce(value, hints[name], prefix + name) for name, value in values.items()}
+    needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in settings]
     if needed:
         raise ConfigError(f"{prefix}{needed[0]} has no default; give it a value")
     try:
-        return cls(**found)
+        return cls(**settings)
     except ConfigError:
         raise
     except (ValueError, TypeError, ArithmeticError) as error:
@@ -188,11 +188,11 @@ def coerce(value: Any, hint: Any, name: str) -> Any:
         return value
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
-            found = float(value)  # YAML 1.1 reads 1e-3, without a point, as a string
+            number = float(value)  # YAML 1.1 reads 1e-3, without a point, as a string
         except (ValueError, OverflowError):
             raise wrong from None
-        check_range(name, found)
-        return found
+        check_range(name, number)
+        return number
     if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
         return shown(value)  # a name may look like a number
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):

@@ -139,8 +139,8 @@ def read_model(path: Path) -> ModelFile:
         if number in (1, 2, 3) and not isinstance(value, bytes):
             raise CheckpointError(f"{path.name} is no SentencePiece model: field {number} is no message")
         if number == 1:
-            found = dict(_fields(value, path.name))
-            pieces.append((found.get(1, b"").decode("utf-8"), _float(found.get(2, 0)), found.get(3, 1)))
+            piece = dict(_fields(value, path.name))
+            pieces.append((piece.get(1, b"").decode("utf-8"), _float(piece.get(2, 0)), piece.get(3, 1)))
         elif number in (2, 3):
             (trainer if number == 2 else normalizer).update(_fields(value, path.name))
     kind = trainer.get(3, UNIGRAM)

@@ -263,11 +263,11 @@ def from_bin(path: Path) -> Tokenizer:
     if own is None:
         return Tokenizer(read_tokenizer_bin(path), Specials(bos=BOS, eos=EOS, unknown=0, add_bos=True, stops=(BOS,)))
     coder = read_tokenizer_bin(path, as_ids(own.ids("special")))
-    found = {name: own.ids(name) for name in ("bos", "eos", "pad", "unknown")}
-    for name, i in found.items():
+    ids = {name: own.ids(name) for name in ("bos", "eos", "pad", "unknown")}
+    for name, i in ids.items():
         if isinstance(i, list) or not -1 < (0 if i is None else i) < len(coder.pieces):
             raise own.refuse(name, f"it must be the number of one of {len(coder.pieces)} tokens")
-    one = {name: i for name, i in found.items() if not isinstance(i, list)}
+    one = {name: i for name, i in ids.items() if not isinstance(i, list)}
     specials = Specials(**one, add_bos=own.flag("add_bos", True), stops=as_ids(own.ids("stops")))
     return Tokenizer(coder, specials, _template(values, path.parent))
 

@@ -110,14 +110,14 @@ def _shards(folder: Path) -> Mapping[str, Path] | Path:
         pickled = sorted(p.name for p in folder.glob("pytorch_model*.bin"))
         hint = f"; {pickled[0]} is pickle, which runs code when read: convert it to safetensors" if pickled else ""
         raise CheckpointError(f"{folder.name} has no {WEIGHTS}{hint}")
-    found = read_json(folder / INDEX, INDEX_BYTES).part("weight_map")
-    if found is None:
+    shards = read_json(folder / INDEX, INDEX_BYTES).part("weight_map")
+    if shards is None:
         raise CheckpointError(f"{INDEX} has no weight_map")
-    for name, file in found.values.items():
+    for name, file in shards.values.items():
         # A name with a path in it would read outside the folder.
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise CheckpointError(f"{INDEX}: {name} is in {file!r:.80}, which is no safetensors file of this folder")
-    return {name: folder / file for name, file in found.values.items()}
+    return {name: folder / file for name, file in shards.values.items()}
 
 
 def described(model: Model) -> tuple[dict[str, Any], TensorLayout]:

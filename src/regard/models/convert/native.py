@@ -54,11 +54,11 @@ def with_fields(config: Any, values: Fields | None) -> Any:
     if isinstance(attention, list) and len(attention) > DEEPEST:
         raise values.refuse("attention", f"no model has more than {DEEPEST} layers")
     try:
-        found = build(type(config), {**{f.name: getattr(config, f.name) for f in fields(config)}, **values.values}, "model.")
-        check_ranges(found, "model.")
+        whole = build(type(config), {**{f.name: getattr(config, f.name) for f in fields(config)}, **values.values}, "model.")
+        check_ranges(whole, "model.")
     except ConfigError as error:
         raise CheckpointError(f"{values.origin}: {error}") from error
-    return found
+    return whole
 
 
 def lost(config: Any, back: Any) -> dict[str, Any]:

@@ -85,13 +85,13 @@ class Stream:
         if self.sampling.logprobs is None:
             return None
         rates = torch.log_softmax(logits.float(), -1)
-        found = float(rates[token])
+        logprob = float(rates[token])
         if token not in self.stop_ids:
-            self.logprobs.append(found)
+            self.logprobs.append(logprob)
             if self.sampling.logprobs:
                 values, index = rates.topk(self.sampling.logprobs)
                 self.top.append([(int(i), float(v)) for i, v in zip(index, values, strict=True)])
-        return found
+        return logprob
 
     def _read(self) -> None:
         """Decode what is new, and look for a stop text in it."""
@@ -101,9 +101,9 @@ class Stream:
         start = max(0, len(self.written.stable) - max(map(len, self.sampling.stop), default=1) + 1)
         self.written.push(self.tokens[-1])
         self.ready = self.written.text
-        found = [at for at in (self.ready.find(x, start) for x in self.sampling.stop) if at >= 0]
-        if found:
-            self.ready = self.ready[: min(found)]
+        places = [at for at in (self.ready.find(x, start) for x in self.sampling.stop) if at >= 0]
+        if places:
+            self.ready = self.ready[: min(places)]
             self.ending = "stop"
 
     def _news(self) -> str:
