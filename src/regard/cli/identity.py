@@ -322,9 +322,9 @@ def summary(who: Identity, tokenizer: Tokenizer | None, shown: int = SHOWN) -> l
     return lines
 
 
-def _described(who: Identity, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _described(who: Identity, tokenizer: Tokenizer | None) -> dict[str, object]:
     imprints = who.imprints
-    described: dict[str, Any] = {
+    described: dict[str, object] = {
         "base": asdict(who.base),
         "life": asdict(who.life),
         "bytes": who.nbytes,

@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, needs_extra
 from ..files import DRAFT, home, sweep
@@ -289,7 +289,7 @@ def _copy(source: Path, target: Path, progress: Progress) -> None:
         _pour(a, b, source.stat().st_size, f"copying {source.name}", progress)
 
 
-def _pour(source: Any, target: Any, total: int, what: str, progress: Progress) -> None:
+def _pour(source: IO[bytes], target: IO[bytes], total: int, what: str, progress: Progress) -> None:
     done = 0
     while piece := source.read(PIECE):
         target.write(piece)

@@ -113,7 +113,7 @@ class SphereAttention(Attention):
 
 
 class SphereFeedForward(nn.Module):
-    """down(s_u ⊙ up h · silu(√M s_v ⊙ gate h)): √M brings the product of two unit vectors to a size where SiLU overrides."""
+    """down(s_u ⊙ up h · silu(√M s_v ⊙ gate h)): √M brings the product of two unit vectors to a size where SiLU is curved."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

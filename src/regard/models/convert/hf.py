@@ -58,7 +58,7 @@ class Tensors:
         return self._open[name].get_tensor(name)
 
 
-def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, Any], progress: Share) -> Model:
+def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, object], progress: Share) -> Model:
     verify(folder, (CONFIG, GENERATION, WEIGHTS, OWN))
     c = read_json(folder / CONFIG)
     if "quantization_config" in c:
@@ -120,12 +120,12 @@ def _shards(folder: Path) -> Mapping[str, Path] | Path:
     return {name: folder / file for name, file in shards.values.items()}
 
 
-def described(model: Model) -> tuple[dict[str, Any], TensorLayout]:
+def described(model: Model) -> tuple[dict[str, object], TensorLayout]:
     """config.json and the layout of a model's tensors: its family's at Hugging Face, or ours where that has no word for it."""
     c = model.config
-    own: dict[str, Any] = {"version": VERSION, "family": model.family}
+    own: dict[str, object] = {"version": VERSION, "family": model.family}
     converter = FAMILIES[model.family].converter if model.family in FAMILIES else None
-    whole: dict[str, Any] | None = None
+    whole: dict[str, object] | None = None
     if converter is not None:
         try:
             whole = dict(converter.write(c))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -19,17 +19,17 @@ class _Same(Mapping[str, TensorPlace]):
     def __getitem__(self, key: str) -> TensorPlace:
         return TensorPlace(key)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(())
 
     def __len__(self) -> int:
         return 0
 
-    def get(self, key: str, default: Any = None) -> TensorPlace:
+    def get(self, key: str, default: object = None) -> TensorPlace:
         return TensorPlace(key)
 
 
-def layout(config: Any) -> TensorLayout:
+def layout(config: object) -> TensorLayout:
     return TensorLayout(_Same())
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -196,7 +196,7 @@ _DECODERS = "_regard_decoders"
 class _Decoders(dict[str, Decoder]):
     """A model's decoders; a copy of the model, or what is read back from its file, has none yet."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Decoders:
+    def __deepcopy__(self, memo: dict[int, object]) -> _Decoders:
         return _Decoders()
 
     def __reduce__(self) -> tuple[type[_Decoders], tuple[()]]:
