@@ -32,7 +32,7 @@ from regard.identity.write.trace import TraceRule, cosine, spectrum
 from regard.models.base import Model
 from regard.models.continuation import Continuation
 from regard.models.tokenizer import Tokenizer
-from regard.study.evaluate import rotated, shuffled
+from regard.study.people.lab import rotated, shuffled
 
 FORM: Form = "self_token"
 RULE = Rule(keep="learned", share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form=FORM))
