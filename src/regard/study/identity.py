@@ -21,6 +21,7 @@ from .frame.study import Plant, Record, Size, Study
 from .frame.verdict import Check, Verdict, interval, judged
 from .people.generator import speakers
 from .people.lab import EvaluationPlan, Lab
+from .tasks.pretrained import smollm2
 from .tasks.sequences import shakespeare
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 PEOPLE = 8
 SHARE = 0.25
+MINI_DEPTH = 2
 STATES = ("imprints", "trace_fast", "self_fast key_bias", "self_fast self_token")
 NAMES = ("imprints", "trace, published shape", "self, key bias", "self, a token")
 PEERS = ("attention", "snapkv", "value_norm", "diversity", "recency", "random")
@@ -40,9 +42,7 @@ PLANS = {
 
 @cache
 def _lab(size: Size) -> Lab:
-    from ..models import downloads
-
-    return Lab(*downloads.open_model("smollm2"), PLANS[size])
+    return Lab(*smollm2(MINI_DEPTH if size == "mini" else None), PLANS[size])
 
 
 def run(seed: int, size: Size) -> Record:
@@ -93,7 +93,7 @@ def judge(records: Sequence[Record]) -> Verdict:
 
 def draw(records: Sequence[Record], figure: Figure) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    states = dict(zip(NAMES, STATES, strict=True))
+    states = dict[str, str](zip(NAMES, STATES, strict=True))
     if all("sleep" in r for r in records):
         states["everything, slept"] = "everything 0.25"
     whose = ("own", "another's", "shuffled", "random")

@@ -57,7 +57,7 @@ class Carried:
             k = frame.widen(k)
         layer = self.cache.layers[layer_idx] if layer_idx < len(self.cache.layers) else None
         cached_k = None if layer is None else layer.keys
-        if cached_k is not None and cached_k.numel() and cached_k.shape[-1] != k.shape[-1]:
+        if layer is not None and cached_k is not None and cached_k.numel() and cached_k.shape[-1] != k.shape[-1]:
             if filled(self.cache, layer_idx):
                 raise mixed(f"it keeps keys of width {cached_k.shape[-1]}, and here they are {k.shape[-1]} wide")
             # What a static cache took for keys of another width is empty since `reset`: it takes as much anew.
