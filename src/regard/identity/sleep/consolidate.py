@@ -82,15 +82,15 @@ class Draft:
 
     def identity(self) -> Identity:
         """The identity with these numbers written into it."""
-        found, x = self.base, self.leaves
+        identity, x = self.base, self.leaves
         if "v" in x:
-            found = replace(found, imprints=replace(found.imprints, v=Packed.of(x["v"])))
+            identity = replace(identity, imprints=replace(identity.imprints, v=Packed.of(x["v"])))
         if "left" in x:
             assert self.signs is not None
-            found = replace(found, trace=TraceState(Packed.of(x["left"]), self.signs.to(torch.int8)))
+            identity = replace(identity, trace=TraceState(Packed.of(x["left"]), self.signs.to(torch.int8)))
         if "s" in x:
-            found = replace(found, self=SelfState(x["s"].detach().float().clone(), self.form))
-        return found
+            identity = replace(identity, self=SelfState(x["s"].detach().float().clone(), self.form))
+        return identity
 
 
 def draft(identity: Identity, rule: SleepRule) -> Draft:
