@@ -99,9 +99,11 @@ def why(
         answer = _why(body, identity, ids, most, tell)
     finally:
         model.train(was_training)
-    kept = identity.imprints
+    imprints = identity.imprints
     moments = {
-        i: Moment(word(tokenizer, [int(kept.token[i])]), float(kept.shock[i]), identity.sources[int(kept.source[i])])
+        i: Moment(
+            word(tokenizer, [int(imprints.token[i])]), float(imprints.shock[i]), identity.sources[int(imprints.source[i])]
+        )
         for i in answer.imprints
     }
     return replace(answer, words=tuple(word(tokenizer, [t]) for t, _, _ in answer.likely), moments=moments)

@@ -272,10 +272,14 @@ def layer_reads(
     for b, identity in enumerate(identities):
         if identity is None or identity.empty:
             continue
-        kept, me = identity.imprints, identity.self
-        n = len(kept)
+        imprints, me = identity.imprints, identity.self
+        n = len(imprints)
         if n:
-            k[b, :, :, m - n :], v[b, :, :, m - n :], weight[b, :, :, m - n :] = kept.k.dense(), kept.v.dense(), kept.weight
+            k[b, :, :, m - n :], v[b, :, :, m - n :], weight[b, :, :, m - n :] = (
+                imprints.k.dense(),
+                imprints.v.dense(),
+                imprints.weight,
+            )
         if me is not None and me.form == "key_bias":
             bias[b] = me.s.view(L, G, D)
         elif me is not None and _is_token(identity):

@@ -45,11 +45,11 @@ class Draft:
 
     def reads(self, scales: Sequence[float], device: torch.device | str = "cpu") -> list[LayerRead | None]:
         L, G, D = self.base.base.depth, self.base.base.key_heads, self.base.base.head_width
-        kept, x = self.base.imprints, self.leaves
+        imprints, x = self.base.imprints, self.leaves
         k, v, weight = None, None, None
-        if len(kept):
-            k, v = kept.k.dense(), x["v"] if "v" in x else kept.v.dense()
-            weight = kept.weight if bool(kept.weight.any()) else None
+        if len(imprints):
+            k, v = imprints.k.dense(), x["v"] if "v" in x else imprints.v.dense()
+            weight = imprints.weight if bool(imprints.weight.any()) else None
         bias: Tensor | None = None
         s = x.get("s", None if self.base.self is None else self.base.self.s)
         form = self.form if self.base.self is None else self.base.self.form
