@@ -147,8 +147,8 @@ def directions(
 
 def _imprinted(identity: Identity) -> list[int]:
     """The tokens of the imprints, those of the greatest shock first."""
-    kept = identity.imprints
-    return [int(kept.token[i]) for i in kept.shock.argsort(descending=True).tolist() if kept.token[i] >= 0][:MOST_TOKENS]
+    token, shock = identity.imprints.token, identity.imprints.shock
+    return [int(token[i]) for i in shock.argsort(descending=True).tolist() if token[i] >= 0][:MOST_TOKENS]
 
 
 def _alone(body: Body, tokens: Sequence[int], first: int) -> tuple[Float[Tensor, "L G m D"], Float[Tensor, "L G n D"]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..errors import CheckpointError, RegardError, ShapeError, needs_extra
+from ..errors import CheckpointError, needs_extra
 from ..files import read_plain, reading, write_bytes, write_text
 from .chat import LONGEST, render
 from .continuation import continued
@@ -20,16 +20,13 @@ from .convert.fields import Fields, read_json
 from .generation_info import as_ids
 from .runs import checkpoint_folder, verify
 from .sentencepiece import BOS, EOS, Pieces, as_tokenizer, read_model, read_tokenizer_bin, tokenizer_bin
+from .subwords import EACH, Bytes, Characters, Subwords, TokenizerError, byte_characters, subwords
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Inner
     from tokenizers.pre_tokenizers import PreTokenizer
 
 JSON_BYTES = 256 << 20
-MOST_BYTES = 512
-"""Tokens of a vocabulary of bytes: 256, and special ones."""
-EACH = r"[\s\S]"
-"""Any one character: how a vocabulary of characters cuts a text."""
 CONFIG, GENERATION, OWN = "tokenizer_config.json", "generation_config.json", "regard"
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in a GGUF file that are never split: they are written out in full, or not at all."""
@@ -39,10 +36,6 @@ SPLITS = {"llama-bpe": WORDS % "1,3", "llama3": WORDS % "1,3", "qwen2": WORDS % 
 
 
 Value = TypeVar("Value")
-
-
-class TokenizerError(RegardError):
-    """Text that a tokenizer has no tokens for, or a tokenizer that cannot be made."""
 
 
 class Coder(Protocol):
@@ -149,90 +142,6 @@ def _add_stops(path: Path, ends: tuple[int, ...]) -> None:
     if not set(ends) <= set(known):
         values["eos_token_id"] = list(dict.fromkeys((*known, *ends)))
         write_text(path, json.dumps(values, indent=2) + "\n")
-
-
-class Subwords:
-    """A `tokenizers.Tokenizer` behind our two verbs."""
-
-    def __init__(self, inner: Inner) -> None:
-        self.inner = inner
-        self.size: int = inner.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        return self._encoded(text, False)
-
-    def framed(self, text: str) -> list[int]:
-        return self._encoded(text, True)
-
-    def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        bad = [i for i in ids if not 0 <= i < 1 << 32]
-        if bad:
-            raise ShapeError(f"{bad[0]} is no token; this tokenizer knows 0..{self.size - 1}")
-        with reading("the tokenizer"):
-            return self.inner.decode(list(ids), skip_special_tokens=not special)
-
-    def text_of(self, i: int) -> str:
-        """How a token is written in the vocabulary; a decoder could take its spaces away."""
-        return self.inner.id_to_token(i) or ""
-
-    def id_of(self, text: object) -> int | None:
-        """The token that is written like this, or None; half of a surrogate pair is no text."""
-        if not isinstance(text, str) or text.encode("utf-8", errors="replace").decode("utf-8") != text:
-            return None
-        return self.inner.token_to_id(text)
-
-    def _encoded(self, text: str, framed: bool) -> list[int]:
-        # What JSON and terminals give for broken text, halves of surrogate pairs, is no UTF-8.
-        plain = text.encode("utf-8", errors="replace").decode("utf-8")
-        with reading("the tokenizer"):
-            return self.inner.encode(plain, add_special_tokens=framed).ids
-
-
-class Characters(Subwords):
-    """A vocabulary of single characters. `tokenizers` would read its file too, a hundred times slower; one that it does not have
-    is named, where `tokenizers` only says that there is none."""
-
-    def __init__(self, inner: Inner) -> None:
-        super().__init__(inner)
-        self.ids: dict[str, int] = inner.get_vocab()
-
-    def _encoded(self, text: str, framed: bool) -> list[int]:
-        try:
-            return [self.ids[c] for c in text]
-        except KeyError as error:
-            raise TokenizerError(
-                f"character {error.args[0]!r} was not in the corpus this tokenizer was made of ({self.size} characters); "
-                "data.tokenizer=byte takes any text"
-            ) from None
-
-
-class Bytes(Subwords):
-    """UTF-8 bytes, each its own number, and special tokens that no text spells."""
-
-    def _encoded(self, text: str, framed: bool) -> list[int]:
-        return list(text.encode("utf-8", errors="replace"))
-
-
-def subwords(inner: Inner) -> Subwords:
-    """The fastest reader of a `tokenizers.Tokenizer`: single characters and bytes need no search for pairs."""
-    if type(inner.model).__name__ != "WordLevel" and inner.get_vocab_size() > MOST_BYTES:
-        return Subwords(inner)  # looking closer would take longer than loading it
-    parts: Any = json.loads(inner.to_str())
-    model, cut = parts["model"], parts["pre_tokenizer"] or {}
-    if not parts["normalizer"] and not parts["post_processor"]:
-        if model["type"] == "WordLevel" and cut.get("pattern") == {"Regex": EACH} and not parts["added_tokens"]:
-            return Characters(inner)
-        ours = model["type"] == "BPE" and not model["merges"] and cut.get("use_regex") is False
-        if ours and all(model["vocab"].get(c) == i for i, c in enumerate(byte_characters())):
-            return Bytes(inner)
-    return Subwords(inner)
-
-
-def byte_characters() -> list[str]:
-    """How byte-level tokenizers write each of the 256 bytes: as itself where it can be seen, else from U+0100 on."""
-    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(b) if b in seen else chr(next(others)) for b in range(256)]
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
@@ -409,3 +318,17 @@ def _ends(folder: Path) -> tuple[int, ...]:
         if (folder / file).exists() and (ends := as_ids(read_json(folder / file).ids("eos_token_id"))):
             return ends
     return ()
+
+
+__all__ = [
+    "EACH",
+    "Bytes",
+    "Characters",
+    "Specials",
+    "Subwords",
+    "Tokenizer",
+    "TokenizerError",
+    "byte_characters",
+    "load_tokenizer",
+    "subwords",
+]
