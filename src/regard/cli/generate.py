@@ -40,7 +40,7 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="draw from the k most likely tokens")] = None,
     top_p: Annotated[float | None, typer.Option(help="draw from the fewest tokens that hold this probability")] = None,
     min_p: Annotated[float | None, typer.Option(help="draw from tokens this many times as likely as the first")] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="above 1: shy away from what was said")] = 1.0,
+    repetition_penalty: Annotated[float, typer.Option(help="above 1: tokens that were seen become less likely")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="a text that ends it; may be given several times")] = None,
     seed: Annotated[int, typer.Option(help="same seed, same text")] = 0,
     chat: Annotated[bool, typer.Option("--chat", help="the prompt is a message, and the model answers")] = False,

@@ -26,7 +26,7 @@ def sleep(
 ) -> None:
     """Consolidate an identity over all that its journal tells of.
 
-    The identity learns to retell what was said, and to answer plain questions as the model does with the whole history before its eyes.
+    The identity learns to retell what was said, and to answer plain questions as the model does with the whole history in its context.
     Some questions are held back: the state that does best on them is kept, and if none does better than before, nothing is
     changed. Ctrl-C ends the night early and keeps the best so far; --resume goes on with it.
 

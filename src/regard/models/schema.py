@@ -126,9 +126,9 @@ def check_keys(
         if key not in known:
             near = nearest(key, known, prefix)
             # A forgotten section is the commonest slip: `steps=100` for `train.steps=100`.
-            homes = [f"{s}.{key}" for s, cls in (sections or {}).items() if key in {f.name for f in fields(cls)}]
-            if homes:
-                near = f"; did you mean {' or '.join(homes)}?"
+            settings = [f"{s}.{key}" for s, cls in (sections or {}).items() if key in {f.name for f in fields(cls)}]
+            if settings:
+                near = f"; did you mean {' or '.join(settings)}?"
             raise ConfigError(f"there is no setting {prefix}{str(key)[:80]}{near} (known: {', '.join(known)})")
 
 

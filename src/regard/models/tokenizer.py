@@ -207,7 +207,7 @@ def from_gguf(metadata: Mapping[str, object], origin: str) -> Tokenizer:
 
     def many(name: str, kind: type[Value], default: list[Value]) -> list[Value]:
         values: list[Value] | None = get(name, list)
-        # An array has one type, so its first value speaks for all.
+        # An array has one type: its first value shows it.
         if values and not isinstance(values[0], kind):
             raise CheckpointError(
                 f"{origin}: tokenizer.ggml.{name} starts with {values[0]!r:.60}; it holds {kind.__name__} values"

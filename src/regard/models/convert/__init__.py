@@ -21,7 +21,7 @@ from .layout import Share
 
 HUB = "hub:"
 HUB_NAME = rf"(\w[\w.-]*/|{HUB}(\w[\w.-]*/)?)\w[\w.-]*"
-"""A word alone is rather a slip of the fingers than a model on the hub: one without an owner is asked for with `hub:`."""
+"""A name without an owner is more often a misspelt one than a model on the hub: those are asked for with `hub:`."""
 
 
 def load(
