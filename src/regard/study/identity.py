@@ -27,7 +27,7 @@ from .tasks.sequences import shakespeare
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PEOPLE = 8
+PEOPLE = 6
 SHARE = 0.25
 MINI_DEPTH = 2
 STATES = ("imprints", "trace_fast", "self_fast key_bias", "self_fast self_token")
