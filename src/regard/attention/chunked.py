@@ -8,6 +8,7 @@ that are hidden from all rows (padding). Under any other rule each row has write
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,9 @@ from ..errors import CombinationError
 from ..selection.fast_weights import CHUNK, FastWeights
 from ..selection.linear import Linear
 from .allow import All, Allow, Both, Call, Causal, Tile, bind, rule, same_for_all
+from .gradients import only_once
 from .problem import Problem
+from .tiled import trains
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,52 @@ def scan(p: Problem, how: Order) -> Tensor:
     """The output of a problem whose keys are all there."""
     linear = _linear(p)
     q, k, v, real = _heads(p, how.real(0, p.k.shape[2], p.q.device), linear)
+    job = Job(linear, how.causal, p.offset, real)
+    return Scanned.apply(job, q, k, v) if trains(q, k, v) else job(q, k, v)  # pyright: ignore
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Everything about a problem that is not a differentiable tensor."""
+
+    linear: Linear
+    causal: bool
+    offset: int
+    real: Tensor | None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = FastWeights.empty(self.linear, k, v)
+        if not self.causal:
+            return weights.write(k, v, self.real).read(q)
+        return _causal(weights, (q, k, v), self.real, self.offset)
+
+
+class Scanned(torch.autograd.Function):
+    """Forward keeps q, k and v alone. Backward makes the chunks again, in full precision wherever it is called."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.job = job
+        ctx.save_for_backward(q, k, v)
+        return job(q, k, v)
+
+    @staticmethod
+    @only_once
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        parts = [x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True)]
+        with torch.enable_grad():
+            out = ctx.job(*parts)
+        wanted = [x for x in parts if x.requires_grad]
+        grads = iter(torch.autograd.grad(out, wanted, grad_outputs[0], allow_unused=True))
+        return None, *(next(grads) if x.requires_grad else None for x in parts)
+
+
+def _causal(weights: FastWeights, qkv: tuple[Tensor, Tensor, Tensor], real: Tensor | None, offset: int) -> Tensor:
+    """Rows before the first key, those that stand at a key, and those after the last."""
+    q, k, v = qkv
     Q, K = q.shape[2], k.shape[2]
-    weights = FastWeights.empty(linear, k, v)
-    if not how.causal:
-        return weights.write(k, v, real).read(q)
-    before = min(max(-p.offset, 0), Q)
-    first = min(max(p.offset, 0), K)
+    before = min(max(-offset, 0), Q)
+    first = min(max(offset, 0), K)
     both = min(Q - before, K - first)
     keys = slice(first, first + both)
     shown = (None, None) if real is None else (real[..., :first], real[..., keys])

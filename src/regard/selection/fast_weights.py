@@ -88,8 +88,10 @@ class FastWeights:
         state, key, fade = self._keys(k, there, c)
         kept = fade ** last.unsqueeze(-1)
         values = F.pad(v, (0, 1), value=1.0)
-        # λ^(c_i − c_j); after i nothing is read, and there the power would grow.
-        faded = fade ** (c.unsqueeze(-1) - c.unsqueeze(-2)).clamp_min(0) if fade < 1 else None
+        faded = None
+        if fade < 1 and (q is not None or x.delta is not None):
+            # λ^(c_i − c_j); after i nothing is read, and there the power would grow.
+            faded = fade ** (c.unsqueeze(-1) - c.unsqueeze(-2)).clamp_min(0)
         if x.delta is not None:
             L = _times(x.delta * key @ key.mT, faded).tril(-1)
             missed = values - _times(key @ state.S, None if fade == 1 else fade ** c.unsqueeze(-1))
@@ -111,7 +113,7 @@ class FastWeights:
         if x.delta is not None:
             return self, x.directed(k) * shown, x.decay
         if x.map != "exp":
-            return self, (k if x.map == "identity" else F.elu(k) + 1) * shown, x.decay
+            return self, x.mapped(k) * shown, x.decay
         fading = math.log(x.decay)
         last = c[..., -1:]
         logs = x.logs(k) + ((last - c) * fading).unsqueeze(-1)
@@ -130,7 +132,7 @@ class FastWeights:
         if x.delta is not None:
             return x.directed(q)
         if x.map != "exp":
-            return q if x.map == "identity" else F.elu(q) + 1
+            return x.asked(q)
         logs = x.logs(q) + top.unsqueeze(-2)
         return (logs - logs.detach().amax(-1, keepdim=True)).exp()
 

@@ -97,7 +97,18 @@ class Linear(Selection):
         if self.map == "exp":
             logs = self.logs(x)
             x = (logs - logs.detach().amax(-1, keepdim=True)).exp()
-        return unit(x if self.map != "elu" else F.elu(x) + 1)
+            return unit(x)
+        return unit(self.mapped(x))
+
+    def mapped(self, x: Tensor) -> Tensor:
+        """φ(x), where it is no exponential."""
+        return x if self.map == "identity" else F.elu(x) + 1
+
+    def asked(self, q: Tensor) -> Tensor:
+        """φ(q), but for a factor per row that the sum of the weights cancels: without it a query far below 0 would have no features."""
+        if self.map == "identity":
+            return q
+        return F.elu(q - q.detach().amax(-1, keepdim=True).clamp_max(0)) + 1
 
     def logs(self, x: Tensor) -> Tensor:
         """log φ(x) of map=exp, without the 1/√M that cancels."""
@@ -112,8 +123,7 @@ class Linear(Selection):
             weights = torch.logsumexp(self.logs(q).unsqueeze(-2) + self.logs(k).unsqueeze(-3), dim=-1)
             faded = weights + _writes_after(allowed, q) * math.log(self.decay)
             return torch.softmax(faded.masked_fill(~allowed, float("-inf")), dim=-1)
-        phi_q, phi_k = (x if self.map == "identity" else F.elu(x) + 1 for x in (q, k))
-        weights = phi_q @ phi_k.mT * self.decay ** _writes_after(allowed, q) * allowed
+        weights = self.asked(q) @ self.mapped(k).mT * self.decay ** _writes_after(allowed, q) * allowed
         return weights / weights.sum(-1, keepdim=True) if self.divides else weights
 
     def _written(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
@@ -121,14 +131,14 @@ class Linear(Selection):
         assert self.delta is not None
         asks, along = self.directed(q), self.directed(k)
         B, H, Q, K = allowed.shape
-        S, values = q.new_zeros(B, H, Q, asks.shape[-1], K), torch.eye(K, dtype=q.dtype, device=q.device)
+        state, values = q.new_zeros(B, H, Q, asks.shape[-1], K), torch.eye(K, dtype=q.dtype, device=q.device)
         for j in range(K):
             key = along[:, :, None, j]
-            faded = self.decay * S
+            faded = self.decay * state
             missed = values[j] - (faded * key.unsqueeze(-1)).sum(-2)
             written = faded + self.delta * key.unsqueeze(-1) * missed.unsqueeze(-2)
-            S = torch.where(allowed[..., j, None, None], written, S)
-        return (asks.unsqueeze(-1) * S).sum(-2)
+            state = torch.where(allowed[..., j, None, None], written, state)
+        return (asks.unsqueeze(-1) * state).sum(-2)
 
     def rows(self, scores: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
         """For a rule under which each row writes keys of its own; `FastWeights` serves those that share their writes."""
@@ -142,7 +152,7 @@ class Linear(Selection):
             asks = asks + largest
             phi_q, phi_k = (asks - asks.detach().amax(-1, keepdim=True)).exp(), (tells - largest).exp()
         else:
-            phi_q, phi_k = (x if self.map == "identity" else F.elu(x) + 1 for x in (q, k))
+            phi_q, phi_k = self.asked(q), self.mapped(k)
         weights = phi_q @ phi_k.mT * allowed
         if self.decay < 1:
             weights = weights * self.decay ** _writes_after(allowed, weights)
