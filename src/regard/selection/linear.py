@@ -96,9 +96,8 @@ class Linear(Selection):
         """φ̂(x) = φ(x)/|φ(x)|, what `delta` writes along and reads along."""
         if self.map == "exp":
             logs = self.logs(x)
-            x = (logs - logs.detach().amax(-1, keepdim=True)).exp()
-            return unit(x)
-        return unit(self.mapped(x))
+            return unit((logs - logs.detach().amax(-1, keepdim=True)).exp())
+        return unit(self.asked(x))
 
     def mapped(self, x: Tensor) -> Tensor:
         """φ(x), where it is no exponential."""
@@ -194,7 +193,9 @@ def directions(features: int, width: int, seed: int) -> Tensor:
         g = torch.Generator().manual_seed(seed)
         blocks: list[Tensor] = []
         for start in range(0, features, width):
-            basis = torch.linalg.qr(torch.randn(width, width, generator=g, dtype=torch.float64)).Q.mT
+            basis, r = torch.linalg.qr(torch.randn(width, width, generator=g, dtype=torch.float64))
+            # QR fixes the sign of each column by its first number, and then the directions would lean to one side.
+            basis = (basis * r.diagonal().sign()).mT
             lengths = torch.randn(width, width, generator=g, dtype=torch.float64).norm(dim=-1, keepdim=True)
             blocks.append((basis * lengths)[: features - start])
         return torch.cat(blocks)
