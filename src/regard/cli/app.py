@@ -9,13 +9,13 @@ import typer
 
 from .bench import bench
 from .chat import chat
-from .evaluate import app as evaluate
 from .explain import explain
 from .generate import generate
 from .identity import app as identity
 from .imprint import imprint
 from .models import app as models
 from .sleep import sleep
+from .study import app as study
 from .train import train
 
 HELP = """Attention that can measure, choose and remember.
@@ -28,6 +28,7 @@ regard explain "cosine | entmax(1.5) | alibi" --q 1,8,1024,64
 regard imprint diary.txt --identity mara
 regard chat --identity mara
 regard train
+regard study list
 """
 
 app = typer.Typer(
@@ -63,7 +64,7 @@ app.command()(chat)
 app.command()(imprint)
 app.command()(sleep)
 app.add_typer(identity, name="identity")
-app.add_typer(evaluate, name="evaluate")
+app.add_typer(study, name="study")
 app.command()(explain)
 app.command()(bench)
 app.command()(train)
