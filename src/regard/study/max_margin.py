@@ -248,10 +248,10 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
         ]
         line_with_band(left, [int(s) for s in steps], angles, name, n)
     left.axhline(90, color="#999999", lw=1, ls=":")
-    left.text(1, 86, "a random direction", fontsize=7.5, color="#666666", va="top")
-    left.set(xscale="log", xlabel="steps", ylabel="angle to the max-margin direction (degrees)", ylim=(0, 95))
+    left.text(11000, 91, "a random direction", fontsize=7.5, color="#666666", ha="right")
+    left.set(xscale="log", xlabel="steps", ylabel="angle to the max-margin direction (degrees)", ylim=(0, 100))
     left.set_title("other tokens of equal score")
-    left.legend()
+    left.legend(loc="upper right", bbox_to_anchor=(1, 0.88))
     shown = {
         "all prompts": [_mean(_last(r, "normalised")) for r in records],
         "prompts that are won": [_mean(r["won"]["normalised"]) for r in records],
@@ -264,7 +264,8 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
     bars(right, list(shown), [interval(v) for v in shown.values()])
     right.axvline(1, color="#999999", lw=1, ls=":")
     right.axvline(0, color="black", lw=0.8)
-    right.set(xlabel="cosine after normalised steps with the machine of …", xlim=(-0.6, 1.1))
+    right.set(xlabel="cosine with the machine of …", xlim=(-0.6, 1.1))
+    right.set_title("after normalised steps")
 
 
 def planted(kind: Plant, seed: int) -> Record:
@@ -293,8 +294,8 @@ STUDY = Study(
         "the machine that separates randomly chosen other tokens",
         "where values are trained too, the machine of tokens fixed beforehand",
     ),
-    caption="Left: the angle to the max-margin direction falls to nearly 0 with normalised steps, slowly with plain ones, and stays with Adam and "
-    "with large steps. Right: the cosine at the end; where scores differ or values are trained, the direction is that of the tokens it happens to choose.",
+    caption="Left: the angle to the max-margin direction falls to a few degrees with normalised steps (what is left are prompts that are lost), slowly "
+    "with plain ones, and stays near 30° with Adam and with large steps. Right: the cosine at the end; where scores differ or values are trained, the direction is that of the tokens it happens to choose.",
     run=run,
     judge=judge,
     draw=draw,
