@@ -45,6 +45,16 @@ SELECTION_SPECS: dict[str, list[str]] = {
     "energy": ["energy"],
     "gd": ["gd", "gd(coherence=0.2)", "gd(alpha=0.7, beta=0.5, coherence=0.2, keep=all, tau=2.0)"],
     "selective": ["selective"],
+    "linear": [
+        "linear",
+        "linear(decay=0.8)",
+        "linear(map=exp, features=16)",
+        "linear(map=exp, features=5, decay=0.9, seed=3)",
+        "linear(map=identity)",
+        "linear(map=identity, delta=0.7, decay=0.9)",
+        "linear(delta=1)",
+        "linear(map=exp, features=7, delta=0.5)",
+    ],
     "abstain": [
         "abstain(softmax, null_logit=0.3)",
         "abstain(softmax(0.7), null_logit=0.5)",

@@ -57,9 +57,15 @@ def test_every_selection_in_a_window(selection):
 
 
 @pytest.mark.parametrize("position", every(POSITION_SPECS))
-@pytest.mark.parametrize("selection", ["softmax", "entmax(learned)", "selective", "monotonic", "hopfield(steps=2)"])
+@pytest.mark.parametrize(
+    "selection", ["softmax", "entmax(learned)", "selective", "monotonic", "hopfield(steps=2)", *SELECTION_SPECS["linear"]]
+)
 def test_every_position(selection, position):
-    assert_steps_give_the_whole(f"{selection} | {position}")
+    if joined(selection, position) is not None:
+        assert_steps_give_the_whole(f"{selection} | {position}")
+    else:
+        with pytest.raises(CombinationError, match="adds to a score, and linear has none; use decay"):
+            parse(f"{selection} | {position}")
 
 
 @pytest.mark.parametrize("geometry", every(GEOMETRY_SPECS))
@@ -74,8 +80,7 @@ def test_energy_is_refused_with_its_reason():
         attention.step(torch.zeros(1, 1, WIDTH))
 
 
-@pytest.mark.parametrize("selection", DECODED)
-@pytest.mark.parametrize("position", ["", "alibi"])
+@pytest.mark.parametrize(("position", "selection"), [(p, s) for p in ("", "alibi") for s in DECODED if joined(s, p)])
 def test_the_state_that_inspect_returns_carries_on(selection, position):
     spec = joined(selection, position)
     situation = Situation(heads=4, key_heads=2, queries=LENGTH, keys=LENGTH)

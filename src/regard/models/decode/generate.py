@@ -347,7 +347,7 @@ def _paddable(module: nn.Module, overrides: Overrides) -> bool:
     override = overrides.get(module)
     if override is not None and override.padless:
         return False
-    return module.spec.position.shift_invariant and not module.inner.carries
+    return module.inner.shift_invariant(module.spec.position)
 
 
 __all__ = [
