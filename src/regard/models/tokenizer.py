@@ -55,6 +55,8 @@ class Specials:
     """True when every text is to start with bos."""
     stops: tuple[int, ...] = ()
     """Further ids that end a turn."""
+    mask: int | None = None
+    """Stands for a token that is to be filled in."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Tokenizer:
         """The conversation as the model was trained to see it, open for the model's turn."""
         if self.template is None:
             raise CheckpointError("this tokenizer came without a chat template: it belongs to a model that only continues text")
-        known = {f"{n}_token": self._text(i) for n, i in (("bos", self.special.bos), ("eos", self.special.eos))}
+        known = {f"{n}_token": self.text_of(i) for n, i in (("bos", self.special.bos), ("eos", self.special.eos))}
         return render(self.template, messages, add_generation_prompt=add_generation_prompt, **known, **values)
 
     @property
@@ -123,14 +125,19 @@ class Tokenizer:
             values[OWN] = {**vars(s), "stops": list(s.stops), "special": sorted(self.coder.special)}
         elif isinstance(self.coder, Subwords):
             main = {"tokenizer.json": self.coder.inner.to_str().encode("utf-8")}
-            names = {"bos_token": s.bos, "eos_token": s.eos, "pad_token": s.pad, "unk_token": s.unknown}
-            known = {n: self._text(i) for n, i in names.items() if i is not None}
+            names = {"bos_token": s.bos, "eos_token": s.eos, "pad_token": s.pad, "unk_token": s.unknown, "mask_token": s.mask}
+            known = {n: self.text_of(i) for n, i in names.items() if i is not None}
             values = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": s.add_bos, **known, **values}
         else:
             raise CheckpointError(f"a {type(self.coder).__name__} has no file format of its own")
         return {**main, CONFIG: (json.dumps(values, indent=2) + "\n").encode()}
 
-    def _text(self, i: int | None) -> str:
+    def id_of(self, text: str) -> int | None:
+        """The token that is written like this, or None."""
+        return self.coder.id_of(text) if isinstance(self.coder, Subwords) else None
+
+    def text_of(self, i: int | None) -> str:
+        """How a token is written; nothing for None."""
         if i is None:
             return ""
         return self.coder.text_of(i) if isinstance(self.coder, Subwords) else self.coder.decode([i], special=True)
@@ -181,8 +188,8 @@ class Subwords:
 
 
 class Characters(Subwords):
-    """A vocabulary of single characters. `tokenizers` would read its file too, a hundred times slower; one that it does not have
-    is named, where `tokenizers` only says that there is none."""
+    """A vocabulary of single characters, and special tokens that no text spells. `tokenizers` would read its file too, a hundred times
+    slower; a character that it does not have is named, where `tokenizers` only says that there is none."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
@@ -212,7 +219,8 @@ def subwords(inner: Any) -> Subwords:
     parts: Any = json.loads(inner.to_str())
     model, cut = parts["model"], parts["pre_tokenizer"] or {}
     if not parts["normalizer"] and not parts["post_processor"]:
-        if model["type"] == "WordLevel" and cut.get("pattern") == {"Regex": EACH} and not parts["added_tokens"]:
+        letters = model["type"] == "WordLevel" and cut.get("pattern") == {"Regex": EACH}
+        if letters and all(added["special"] for added in parts["added_tokens"]):
             return Characters(inner)
         ours = model["type"] == "BPE" and not model["merges"] and cut.get("use_regex") is False
         if ours and all(model["vocab"].get(c) == i for i, c in enumerate(byte_characters())):
@@ -388,7 +396,8 @@ def _with_config(coder: Subwords, folder: Path, usual: Specials) -> Tokenizer:
     # Where no field says it, the frame that the tokenizer puts around a text does.
     framed = bos is not None and coder.framed("")[:1] == [bos]
     stops = tuple(i for i in _ends(folder) if i != eos and i < coder.size)
-    specials = Specials(bos, eos, pad, unknown, values.flag("add_bos_token", framed or usual.add_bos), stops)
+    add_bos = values.flag("add_bos_token", framed or usual.add_bos)
+    specials = Specials(bos, eos, pad, unknown, add_bos, stops, id_of("mask"))
     return Tokenizer(coder, specials, _template(values, folder))
 
 
