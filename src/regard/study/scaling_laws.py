@@ -7,15 +7,16 @@ length. Three forms are fitted to the small runs by least squares, exactly in th
     Hoffmann et al. 2022    L(N, D) = E + A/N^α + B/D^β, whose cheapest size at a compute is N ∝ C^a with a = β/(α + β)
     no law at all           L = a − b log N − c log D, the control: a line that any decreasing numbers fit over a short range
 
-and each has to foretell runs that are larger in N, in D and in both. Runs are drawn with replacement (200 times) for the interval of a prediction. Losses that are permuted
+and each has to foretell runs that are larger in N, in D and in both. Runs are drawn with replacement (100 times) for the interval of a prediction. Losses that are permuted
 among the runs are the control of the exponents.
 
-"Abilities emerge" (Wei et al. 2022) is measured on the same runs as Schaeffer et al. 2023 do: the share of held-out texts of which the next 6 bytes are
+"Abilities emerge" (Wei et al. 2022) is measured on the same runs as Schaeffer et al. 2023 do: the share of held-out texts of which the next 4 bytes are
 all right, a sharp metric, and the mean log-probability of the same bytes, a smooth one. A metric rises late if most of its rise comes in the upper half
 of log compute.
 
 Tried: with GPT-2's start of 0.02 a width of 16 beat one of 24 (2.50 against 2.69 nats at 131,072 bytes), because small models leave such a start late; every matrix now
-starts at fan-in^−½, and sizes are in order.
+starts at fan-in^−½, and sizes are in order. αC along the runs that no cheaper run beats (Kaplan's own way) was 0.05 and 0.06 for two seeds, but 0.06 and 0.11 for the same losses permuted: picking
+the best of many falls by itself. It is now taken along runs that were chosen by size.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ Shape = tuple[int, int]
 """Width and depth."""
 GRIDS: dict[Size, tuple[tuple[Shape, ...], tuple[int, ...], tuple[tuple[Shape, int], ...]]] = {
     "mini": (((8, 1), (12, 1)), (8, 16), (((16, 1), 32),)),
-    "quick": (((8, 1), (16, 1), (24, 2)), (64, 128, 256), (((24, 2), 512), ((32, 2), 256))),
+    "quick": (((8, 1), (12, 1), (16, 1)), (48, 96, 192), (((16, 1), 384), ((24, 2), 192))),
     "full": (
-        ((8, 1), (16, 1), (24, 2), (32, 2)),
+        ((8, 1), (16, 1), (24, 2)),
         (64, 128, 256, 512),
-        (((32, 2), 1024), ((48, 2), 512), ((48, 2), 1024)),
+        (((24, 2), 1024), ((32, 2), 512), ((32, 2), 1024)),
     ),
 }
 """Shapes and steps of the small runs, all combined, and the larger runs that are foretold."""
 ROWS, LENGTH = 8, 64
-ANSWER = 6
+ANSWER = 4
 """Bytes that have to be right together."""
-DRAWS = 200
+DRAWS = 100
 EXPONENTS = torch.linspace(0.05, 1.5, 30, dtype=torch.float64)
 
 
@@ -98,14 +99,17 @@ def slope(x: Tensor, loss: Tensor) -> float:
 
 
 def exponents(runs: Sequence[Record], loss: Tensor) -> dict[str, float]:
-    """αN at the most data, αD at the largest model, αC along the runs that no cheaper run beats."""
+    """αN at the most data, αD at the largest model, αC along runs whose data and parameters grow together, chosen by their sizes alone."""
     n, d, c = columns(runs, "n", "d", "c")
     most, largest = d == d.max(), n == n.max()
-    front = torch.tensor(frontier([{**r, "loss": float(v)} for r, v in zip(runs, loss, strict=True)]))
+    sizes, amounts = sorted(set(n.tolist())), sorted(set(d.tolist()))
+    together = sum(
+        ((n == a) & (d == b) for a, b in zip(sizes, amounts[-len(sizes) :], strict=True)), torch.zeros(len(n), dtype=torch.bool)
+    )
     return {
         "n": slope(n[most], loss[most]),
         "d": slope(d[largest], loss[largest]),
-        "c": slope(c[front], loss[front]) if len(front) > 1 else 0.0,
+        "c": slope(c[together], loss[together]),
     }
 
 
@@ -241,7 +245,7 @@ def judge(records: Sequence[Record]) -> Verdict:
             condition="the best split moves with compute: both more parameters and more data",
         ),
         Check(
-            "share of the rise in the upper half of log compute: six bytes right at once",
+            "share of the rise in the upper half of log compute: four bytes right at once",
             of("late_exact"),
             above=0.6,
             control=of("late_smooth"),
@@ -348,8 +352,8 @@ STUDY = Study(
     claim="Loss is a power law in parameters, data and compute; the best split of compute moves with it; abilities emerge.",
     source="Lecture “Attention”; Kaplan et al. 2020; Hoffmann et al. 2022; Wei et al. 2022, Schaeffer et al. 2023",
     protocol=(
-        "Sixteen LLaMA-like models of 856 to 26,784 parameters read 32,768 to 262,144 bytes of TinyShakespeare once; laws fitted to them foretell three "
-        "larger runs (up to 60,144 parameters and 524,288 bytes)."
+        "Twelve runs of LLaMA-like models of 856 to 15,096 parameters that read 32,768 to 262,144 bytes of TinyShakespeare once; laws fitted to them foretell three "
+        "larger runs (up to 26,784 parameters and 524,288 bytes)."
     ),
     controls=(
         "losses permuted among the runs",
