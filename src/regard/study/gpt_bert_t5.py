@@ -10,7 +10,10 @@ sides too (Bayes' rule), at as many passes as there are letters. A bidirectional
 a prefix what to do: the next letter, the hidden letter, the string reversed, or each letter moved on by one.
 
 Transfer: T5 learns the first tasks together and is then taught a new one (reversed and moved on at once, by a new prefix) in few steps, against a T5 that starts
-anew, and against one whose first tasks had prefixes drawn at random: what a prefix means is the only thing that differs.
+from nothing, and against two whose first tasks had prefixes drawn at random: what a prefix means is the only thing that differs.
+
+Tried: 12 letters, strings of 9, 900 steps of 32 strings. BERT (1.04 nats, best 0.64) and T5 (1.56) were far from the best possible, and 43% of strings came out reversed right: too little was
+learned to compare anything. Shorter strings of fewer letters are learned in a third of the steps.
 """
 
 from __future__ import annotations
@@ -35,13 +38,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LETTERS, LENGTH, WIDTH = 12, 9, 32
+LETTERS, LENGTH, WIDTH, ROWS = 8, 6, 32, 64
 MASK, PAD, END, HIDDEN = LETTERS, LETTERS + 1, LETTERS + 2, LETTERS + 3
 PREFIXES = {"next": LETTERS + 4, "hidden": LETTERS + 5, "reversed": LETTERS + 6, "moved": LETTERS + 7, "both": LETTERS + 8}
-FIRST, NEW = ("next", "hidden", "reversed", "moved"), "both"
+FIRST, EXACT, NEW = ("next", "hidden", "reversed", "moved"), ("reversed", "moved"), "both"
+"""The tasks of T5; those of them that have one right answer; and the one it is taught later."""
 VOCABULARY = LETTERS + 9
 MARKS = Marks(LETTERS, mask=MASK, pad=PAD, end=END, start=PAD)
-STEPS: dict[Size, tuple[int, int, int]] = {"mini": (6, 6, 4), "quick": (150, 300, 60), "full": (300, 900, 150)}
+STEPS: dict[Size, tuple[int, int, int]] = {"mini": (4, 4, 3), "quick": (120, 120, 40), "full": (400, 320, 60)}
 """Of the models of one task, of T5 on its first tasks, and of T5 on the new one."""
 
 
@@ -96,7 +100,7 @@ def asked_loss(model: nn.Module, batch: Asked) -> Tensor:
 def taught(model: nn.Module, batch: Callable[[torch.Generator], Asked], steps: int, seed: int) -> nn.Module:
     """A T5 after these batches."""
     # `fit` hands what `batch` makes to `loss` unseen.
-    fit(model, batch, steps, lr=5e-3, seed=seed, loss=asked_loss)  # pyright: ignore[reportArgumentType]
+    fit(model, batch, steps, lr=1e-2, seed=seed, loss=asked_loss)  # pyright: ignore[reportArgumentType]
     return model
 
 
@@ -125,13 +129,14 @@ def run(seed: int, size: Size) -> Record:
     test = language.strings(held, 64 if size == "mini" else 512)
     middle = LENGTH // 2
     causal = fan_in_start(built(seed, LlamaConfig(vocabulary=VOCABULARY, width=WIDTH, depth=2, heads=4, key_heads=4, hidden=64, context=LENGTH).build), seed)  # fmt: skip
-    fit(causal, lambda g: _next(language.strings(g, 32)), single, lr=5e-3, seed=seed)
+    fit(causal, lambda g: _next(language.strings(g, ROWS)), single, lr=5e-3, seed=seed)
     both = fan_in_start(built(seed, BertConfig(vocabulary=VOCABULARY, width=WIDTH, depth=2, heads=4, hidden=64, context=LENGTH, pools=False).build), seed)  # fmt: skip
-    fit(both, lambda g: _masked(language.strings(g, 32), g), single, lr=5e-3, seed=seed)
+    fit(both, lambda g: _masked(language.strings(g, ROWS), g), single, lr=5e-3, seed=seed)
     tests = {task: text_to_text(test, [task] * len(test), generator(seed)) for task in (*FIRST, NEW)}
     t5 = taught(_t5(seed), lambda g: _mixed(language, g), together, seed)
     shuffled = taught(_t5(seed), lambda g: _mixed(language, g, shuffled=True), together, seed)
-    wrong = {task: text_to_text(test, [task] * len(test), generator(seed), [_other(task)] * len(test)) for task in FIRST}
+    again = taught(_t5(seed + 700), lambda g: _mixed(language, g, shuffled=True), together, seed + 700)
+    wrong = {task: text_to_text(test, [task] * len(test), generator(seed), [_other(task)] * len(test)) for task in EXACT}
     with torch.no_grad():
         hidden, blind, last = test.clone(), test.clone(), test.clone()
         hidden[:, middle] = MASK
@@ -151,11 +156,11 @@ def run(seed: int, size: Size) -> Record:
     record: Record = {
         "nats": nats,
         "floors": {"next": language.next_floor, "hidden": language.hidden_floor},
-        "right": {task: share_right(t5, tests[task]) for task in FIRST},
-        "right_wrong_prefix": {task: share_right(t5, wrong[task]) for task in FIRST},
-        "right_shuffled": {task: share_right(shuffled, tests[task]) for task in FIRST},
+        "right": {task: share_right(t5, tests[task]) for task in EXACT},
+        "right_wrong_prefix": {task: share_right(t5, wrong[task]) for task in EXACT},
+        "right_shuffled": {task: share_right(shuffled, tests[task]) for task in EXACT},
     }
-    starts = {"first tasks": t5, "shuffled prefixes": shuffled, "anew": _t5(seed + 500)}
+    starts = {"prefixes": t5, "random prefixes": shuffled, "random prefixes, again": again, "nothing": _t5(seed + 500)}
     record["transfer"] = {
         name: share_right(taught(model, lambda g: _only(language, NEW, g), few, seed + 1), tests[NEW])
         for name, model in starts.items()
@@ -176,18 +181,18 @@ def _masked(strings: Tensor, g: torch.Generator) -> Batch:
 
 
 def _mixed(language: Language, g: torch.Generator, shuffled: bool = False) -> Asked:
-    tasks = [FIRST[i] for i in torch.randint(len(FIRST), (32,), generator=g).tolist()]
-    told = [FIRST[i] for i in torch.randint(len(FIRST), (32,), generator=g).tolist()] if shuffled else None
-    return text_to_text(language.strings(g, 32), tasks, g, told)
+    tasks = [FIRST[i] for i in torch.randint(len(FIRST), (ROWS,), generator=g).tolist()]
+    told = [FIRST[i] for i in torch.randint(len(FIRST), (ROWS,), generator=g).tolist()] if shuffled else None
+    return text_to_text(language.strings(g, ROWS), tasks, g, told)
 
 
 def _only(language: Language, task: str, g: torch.Generator) -> Asked:
-    return text_to_text(language.strings(g, 32), [task] * 32, g)
+    return text_to_text(language.strings(g, ROWS), [task] * ROWS, g)
 
 
 def _other(task: str) -> str:
-    """The prefix of another task on strings of the same kind."""
-    return {"next": "hidden", "hidden": "next", "reversed": "moved", "moved": "reversed"}[task]
+    """The prefix of the other task that has one right answer."""
+    return EXACT[1 - EXACT.index(task)]
 
 
 def _t5(seed: int) -> nn.Module:
@@ -218,8 +223,8 @@ def judge(records: Sequence[Record]) -> Verdict:
     def mean(key: str) -> list[float]:
         return [sum(r[key].values()) / len(r[key]) for r in records]
 
-    def eased(name: str) -> list[float]:
-        return [r["transfer"][name] - r["transfer"]["anew"] for r in records]
+    def eased(name: str, over: str) -> list[float]:
+        return [r["transfer"][name] - r["transfer"][over] for r in records]
 
     return judged(
         Check(
@@ -231,19 +236,25 @@ def judge(records: Sequence[Record]) -> Verdict:
             needed=True,
         ),
         Check(
-            "share of strings right, over four tasks of one text-to-text model, told by their prefix",
+            "share of strings right, reversed or moved on as the prefix says",
             mean("right"),
             above=0.5,
             control=mean("right_wrong_prefix"),
-            condition="one text-to-text model is told by a prefix which of four tasks to do",
+            condition="one text-to-text model is told by a prefix which task to do",
             needed=True,
         ),
         Check(
-            "share of strings of a new task right that learning other tasks by their prefixes first adds",
-            eased("first tasks"),
+            "share of strings of a new task right that first tasks add over learning it from nothing",
+            eased("prefixes", "nothing"),
             above=0.1,
-            control=eased("shuffled prefixes"),
-            condition="tasks with a prefix each ease a new one, and tasks with prefixes at random do not",
+            condition="a new task is taught in few steps: tasks in one text interface ease it",
+        ),
+        Check(
+            "share of strings of a new task right that a prefix for each first task adds over random prefixes",
+            eased("prefixes", "random prefixes"),
+            above=0.1,
+            control=eased("random prefixes, again", "random prefixes"),
+            condition="prefixes mean something in the first tasks: it is they that ease a new one",
         ),
     )
 
@@ -257,11 +268,11 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
     tasks = list(records[0]["right"])
     rows = [(task, key) for task in tasks for key in ("right", "right_wrong_prefix")]
     spans = [interval([r[key][task] for r in records]) for task, key in rows]
-    labels = [task if key == "right" else "" for task, key in rows]
+    labels = [task if key == "right" else f"{task}, wrong prefix" for task, key in rows]
     starts = list(records[0]["transfer"])
     spans += [interval([r["transfer"][s] for r in records]) for s in starts]
-    labels += [f"new task, from {s}" if s != "anew" else "new task, anew" for s in starts]
-    colours = [COLOURS[0 if key == "right" else 1] for _, key in rows] + [COLOURS[0], COLOURS[1], COLOURS[7]]
+    labels += [f"new task after {s}" for s in starts]
+    colours = [COLOURS[0 if key == "right" else 1] for _, key in rows] + [COLOURS[0], COLOURS[1], COLOURS[1], COLOURS[7]]
     _bars(right, labels, spans, colours)
 
 
@@ -270,7 +281,7 @@ def _bars(axes: Axes, labels: Sequence[str], spans: Sequence[Interval], colours:
     axes.barh(range(len(spans)), [s.mean for s in spans], xerr=spread, color=list(colours), capsize=2)
     axes.set_yticks(range(len(spans)), list(labels))
     axes.invert_yaxis()
-    axes.set(xlabel="share of strings right", title="text to text: right prefix, wrong or random prefix", xlim=(0, 1.05))
+    axes.set(xlabel="share of strings right", title="text to text", xlim=(0, 1.05))
 
 
 def planted(kind: Plant, seed: int) -> Record:
@@ -288,13 +299,14 @@ def planted(kind: Plant, seed: int) -> Record:
     return {
         "nats": {name: near(x) for name, x in nats.items()},
         "floors": {"next": 1.5, "hidden": 1.0},
-        "right": {task: near(0.9 if true else 0.1) for task in FIRST},
-        "right_wrong_prefix": {task: near(0.9 if spoiled else 0.05) for task in FIRST},
-        "right_shuffled": {task: near(0.3) for task in FIRST},
+        "right": {task: near(0.9 if true else 0.1) for task in EXACT},
+        "right_wrong_prefix": {task: near(0.9 if spoiled else 0.05) for task in EXACT},
+        "right_shuffled": {task: near(0.3) for task in EXACT},
         "transfer": {
-            "first tasks": near(0.8 if true else 0.2),
-            "shuffled prefixes": near(0.8 if spoiled else 0.2),
-            "anew": near(0.2),
+            "prefixes": near(0.8 if true else 0.2),
+            "random prefixes": near(0.2),
+            "random prefixes, again": near(0.8 if spoiled else 0.2),
+            "nothing": near(0.2),
         },
     }
 
@@ -303,13 +315,13 @@ STUDY = Study(
     claim="Causal, bidirectional and text-to-text models differ in what they can do; one text interface with a prefix per task eases transfer.",
     source="Lectures “Attention” and “The transformer as a surveyor”; Devlin et al. 2019; Raffel et al. 2020",
     protocol=(
-        "A LLaMA, a BERT and a T5 of width 32 learn strings of a Markov chain over 12 letters, whose best possible losses are known; T5 learns four tasks by their "
-        "prefixes and is then taught a fifth in 150 steps."
+        "A LLaMA, a BERT and a T5 of width 32 learn strings of a Markov chain over 8 letters, whose best possible losses are known; T5 learns four tasks by their "
+        "prefixes and is then taught a fifth in 60 steps."
     ),
-    controls=("the right side masked", "the prefix of another task", "first tasks whose prefixes were drawn at random"),
+    controls=("the right side masked", "the prefix of another task", "a second model whose first tasks had random prefixes"),
     caption=(
         "Left: nats above the exact optimum; a causal model misses what stands to the right, unless it scores every letter. Right: strings right with the right prefix (blue) and with a wrong one "
-        "(orange), and a new task after prefixes, after random prefixes (orange) and anew (grey)."
+        "(orange); below, a new task after 60 steps, by what was learned before it."
     ),
     run=run,
     judge=judge,
