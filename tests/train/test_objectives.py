@@ -156,7 +156,9 @@ def test_a_run_answers_from_its_folder(made, tmp_path, family, objective, tokeni
 
 def test_bert_learns_to_fill_in_and_the_energy_transformer_too(small, tmp_path):
     for family in ("bert", "energy"):
-        c = small(f"model.family={family}", "train.steps=80", "train.batch=8", "optim.lr=1e-2", "data.context=16", "model.width=32")
+        c = small(
+            f"model.family={family}", "train.steps=80", "train.batch=8", "optim.lr=1e-2", "data.context=16", "model.width=32"
+        )
         found = train(c, tmp_path / family, quiet=True)
         assert found.validation is not None
         assert found.validation < 2.75, "less than the entropy of single letters, 2.9"

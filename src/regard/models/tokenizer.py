@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ..errors import CheckpointError, RegardError, ShapeError, needs_extra
 from ..files import read_plain, reading, write_bytes, write_text
+from .byte_level import SPLITS, byte_characters
 from .chat import LONGEST, render
 from .continuation import continued
 from .convert.fields import Fields, read_json
@@ -29,9 +30,6 @@ EACH = r"[\s\S]"
 CONFIG, GENERATION, OWN = "tokenizer_config.json", "generation_config.json", "regard"
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in a GGUF file that are never split: they are written out in full, or not at all."""
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SPLITS = {"llama-bpe": WORDS % "1,3", "llama3": WORDS % "1,3", "qwen2": WORDS % "1"}
-"""How text is cut before the byte pairs, by the name that llama.cpp gives it, where it is not GPT-2's own way."""
 
 
 class TokenizerError(RegardError):
@@ -138,9 +136,8 @@ class Tokenizer:
 
     def text_of(self, i: int | None) -> str:
         """How a token is written; nothing for None."""
-        if i is None:
-            return ""
-        return self.coder.text_of(i) if isinstance(self.coder, Subwords) else self.coder.decode([i], special=True)
+        own = self.coder.text_of if isinstance(self.coder, Subwords) else None
+        return "" if i is None else own(i) if own else self.coder.decode([i], special=True)
 
 
 def _add_stops(path: Path, ends: tuple[int, ...]) -> None:
@@ -226,13 +223,6 @@ def subwords(inner: Any) -> Subwords:
         if ours and all(model["vocab"].get(c) == i for i, c in enumerate(byte_characters())):
             return Bytes(inner)
     return Subwords(inner)
-
-
-def byte_characters() -> list[str]:
-    """How byte-level tokenizers write each of the 256 bytes: as itself where it can be seen, else from U+0100 on."""
-    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(b) if b in seen else chr(next(others)) for b in range(256)]
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
@@ -376,8 +366,8 @@ def from_folder(folder: Path) -> Tokenizer:
 def from_model(path: Path) -> Tokenizer:
     """SentencePiece's own file. It says which ids there are; what tokenizer_config.json says beside it goes before that."""
     model = read_model(path)
-    bos, eos, pad, unknown = map(model.ids.get, ("bos", "eos", "pad", "unknown"))
-    return _with_config(Subwords(as_tokenizer(model)), path.parent, Specials(bos, eos, pad, unknown, add_bos=bos is not None))
+    own = Specials(*map(model.ids.get, ("bos", "eos", "pad", "unknown")), add_bos=model.ids.get("bos") is not None)
+    return _with_config(Subwords(as_tokenizer(model)), path.parent, own)
 
 
 def _with_config(coder: Subwords, folder: Path, usual: Specials) -> Tokenizer:

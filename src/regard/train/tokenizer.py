@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..models.byte_level import byte_characters
 from ..models.objectives import END, MASK, PAD
-from ..models.tokenizer import EACH, Specials, Tokenizer, TokenizerError, byte_characters, subwords
+from ..models.tokenizer import EACH, Specials, Tokenizer, TokenizerError, subwords
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Inner
