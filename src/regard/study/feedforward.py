@@ -31,7 +31,7 @@ KINDS: tuple[Activation, ...] = ("relu", "gelu", "geglu", "swiglu")
 NAMES = {"relu": "ReLU", "gelu": "GELU", "geglu": "GEGLU", "swiglu": "SwiGLU", "gelu, another start": "GELU, another start"}
 WIDTH, HIDDEN, LENGTH, ROWS = 32, 96, 64, 8
 RATES = (0.007, 0.014)
-STEPS: dict[Size, int] = {"mini": 6, "quick": 100, "full": 180}
+STEPS: dict[Size, int] = {"mini": 6, "quick": 100, "full": 144}
 NOISE = 1000
 """Added to the seed of the second GELU model's start."""
 
@@ -152,7 +152,7 @@ def planted(kind: Plant, seed: int) -> Record:
         "weights": {"relu": 12_288, "gelu": 12_288, "geglu": 12_288, "swiglu": 12_288 * wide},
         "losses": {name: [near(x + 0.05), near(x)] for name, x in ends.items()},
         "curves": {name: [near(x + 1 / (k + 1)) for k in range(12)] for name, x in ends.items()},
-        "steps": 180,
+        "steps": 144,
     }
 
 
@@ -160,7 +160,7 @@ STUDY = Study(
     claim="SwiGLU is better than ReLU and GELU at equal parameters.",
     source="Lecture “Attention”; Shazeer 2020",
     protocol=(
-        "LLaMA-like models of width 32 and depth 2, 180 steps on TinyShakespeare, feed-forward layers of 6,144 weights each, the better of two learning rates for each kind; "
+        "LLaMA-like models of width 32 and depth 2, 144 steps on TinyShakespeare, feed-forward layers of 6,144 weights each, the better of two learning rates for each kind; "
         "differences pair by pair."
     ),
     controls=("a second GELU model with another start", "the sizes of the layers"),

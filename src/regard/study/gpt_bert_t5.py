@@ -10,10 +10,11 @@ sides too (Bayes' rule), at as many passes as there are letters. A bidirectional
 a prefix what to do: the next letter, the hidden letter, the string reversed, or each letter moved on by one.
 
 Transfer: T5 learns the first tasks together and is then taught a new one (reversed and moved on at once, by a new prefix) in few steps, against a T5 that starts
-from nothing, and against two whose first tasks had prefixes drawn at random: what a prefix means is the only thing that differs.
+from nothing, and against one whose first tasks had prefixes drawn at random: what a prefix means is the only thing that differs.
 
 Tried: 12 letters, strings of 9, 900 steps of 32 strings. BERT (1.04 nats, best 0.64) and T5 (1.56) were far from the best possible, and 43% of strings came out reversed right: too little was
-learned to compare anything. Shorter strings of fewer letters are learned in a third of the steps.
+learned to compare anything. Shorter strings of fewer letters are learned in a third of the steps; 320 steps were too few even so (42% of strings reversed right), and after them 60 steps of the new task from
+nothing gave as many right as after other tasks (40% and 38%).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ FIRST, EXACT, NEW = ("next", "hidden", "reversed", "moved"), ("reversed", "moved
 """The tasks of T5; those of them that have one right answer; and the one it is taught later."""
 VOCABULARY = LETTERS + 9
 MARKS = Marks(LETTERS, mask=MASK, pad=PAD, end=END, start=PAD)
-STEPS: dict[Size, tuple[int, int, int]] = {"mini": (4, 4, 3), "quick": (120, 120, 40), "full": (400, 320, 60)}
+STEPS: dict[Size, tuple[int, int, int]] = {"mini": (4, 4, 3), "quick": (120, 120, 40), "full": (400, 450, 30)}
 """Of the models of one task, of T5 on its first tasks, and of T5 on the new one."""
 
 
@@ -135,7 +136,6 @@ def run(seed: int, size: Size) -> Record:
     tests = {task: text_to_text(test, [task] * len(test), generator(seed)) for task in (*FIRST, NEW)}
     t5 = taught(_t5(seed), lambda g: _mixed(language, g), together, seed)
     shuffled = taught(_t5(seed), lambda g: _mixed(language, g, shuffled=True), together, seed)
-    again = taught(_t5(seed + 700), lambda g: _mixed(language, g, shuffled=True), together, seed + 700)
     wrong = {task: text_to_text(test, [task] * len(test), generator(seed), [_other(task)] * len(test)) for task in EXACT}
     with torch.no_grad():
         hidden, blind, last = test.clone(), test.clone(), test.clone()
@@ -160,7 +160,7 @@ def run(seed: int, size: Size) -> Record:
         "right_wrong_prefix": {task: share_right(t5, wrong[task]) for task in EXACT},
         "right_shuffled": {task: share_right(shuffled, tests[task]) for task in EXACT},
     }
-    starts = {"prefixes": t5, "random prefixes": shuffled, "random prefixes, again": again, "nothing": _t5(seed + 500)}
+    starts = {"prefixes": t5, "random prefixes": shuffled, "nothing": _t5(seed + 500)}
     record["transfer"] = {
         name: share_right(taught(model, lambda g: _only(language, NEW, g), few, seed + 1), tests[NEW])
         for name, model in starts.items()
@@ -223,8 +223,8 @@ def judge(records: Sequence[Record]) -> Verdict:
     def mean(key: str) -> list[float]:
         return [sum(r[key].values()) / len(r[key]) for r in records]
 
-    def eased(name: str, over: str) -> list[float]:
-        return [r["transfer"][name] - r["transfer"][over] for r in records]
+    def eased(name: str) -> list[float]:
+        return [r["transfer"][name] - r["transfer"]["nothing"] for r in records]
 
     return judged(
         Check(
@@ -244,17 +244,11 @@ def judge(records: Sequence[Record]) -> Verdict:
             needed=True,
         ),
         Check(
-            "share of strings of a new task right that first tasks add over learning it from nothing",
-            eased("prefixes", "nothing"),
+            "share of strings of a new task right that first tasks with a prefix each add over learning it from nothing",
+            eased("prefixes"),
             above=0.1,
-            condition="a new task is taught in few steps: tasks in one text interface ease it",
-        ),
-        Check(
-            "share of strings of a new task right that a prefix for each first task adds over random prefixes",
-            eased("prefixes", "random prefixes"),
-            above=0.1,
-            control=eased("random prefixes, again", "random prefixes"),
-            condition="prefixes mean something in the first tasks: it is they that ease a new one",
+            control=eased("random prefixes"),
+            condition="a new task is taught in few steps, and the prefixes of the first tasks meant something",
         ),
     )
 
@@ -272,7 +266,7 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
     starts = list(records[0]["transfer"])
     spans += [interval([r["transfer"][s] for r in records]) for s in starts]
     labels += [f"new task after {s}" for s in starts]
-    colours = [COLOURS[0 if key == "right" else 1] for _, key in rows] + [COLOURS[0], COLOURS[1], COLOURS[1], COLOURS[7]]
+    colours = [COLOURS[0 if key == "right" else 1] for _, key in rows] + [COLOURS[0], COLOURS[1], COLOURS[7]]
     _bars(right, labels, spans, colours)
 
 
@@ -304,8 +298,7 @@ def planted(kind: Plant, seed: int) -> Record:
         "right_shuffled": {task: near(0.3) for task in EXACT},
         "transfer": {
             "prefixes": near(0.8 if true else 0.2),
-            "random prefixes": near(0.2),
-            "random prefixes, again": near(0.8 if spoiled else 0.2),
+            "random prefixes": near(0.8 if spoiled else 0.2),
             "nothing": near(0.2),
         },
     }
@@ -316,12 +309,12 @@ STUDY = Study(
     source="Lectures “Attention” and “The transformer as a surveyor”; Devlin et al. 2019; Raffel et al. 2020",
     protocol=(
         "A LLaMA, a BERT and a T5 of width 32 learn strings of a Markov chain over 8 letters, whose best possible losses are known; T5 learns four tasks by their "
-        "prefixes and is then taught a fifth in 60 steps."
+        "prefixes and is then taught a fifth in 30 steps."
     ),
-    controls=("the right side masked", "the prefix of another task", "a second model whose first tasks had random prefixes"),
+    controls=("the right side masked", "the prefix of another task", "first tasks whose prefixes were drawn at random"),
     caption=(
         "Left: nats above the exact optimum; a causal model misses what stands to the right, unless it scores every letter. Right: strings right with the right prefix (blue) and with a wrong one "
-        "(orange); below, a new task after 60 steps, by what was learned before it."
+        "(orange); below, a new task after 30 steps, by what was learned before it."
     ),
     run=run,
     judge=judge,

@@ -46,8 +46,8 @@ GRIDS: dict[Size, tuple[tuple[Shape, ...], tuple[int, ...], tuple[tuple[Shape, i
     "quick": (((8, 1), (12, 1), (16, 1)), (48, 96, 192), (((16, 1), 384), ((24, 2), 192))),
     "full": (
         ((8, 1), (16, 1), (24, 2)),
-        (40, 80, 160, 320),
-        (((24, 2), 640), ((32, 2), 320), ((32, 2), 640)),
+        (36, 72, 144, 288),
+        (((24, 2), 576), ((32, 2), 288), ((32, 2), 432)),
     ),
 }
 """Shapes and steps of the small runs, all combined, and the larger runs that are foretold."""
@@ -352,8 +352,8 @@ STUDY = Study(
     claim="Loss is a power law in parameters, data and compute; the best split of compute moves with it; abilities emerge.",
     source="Lecture “Attention”; Kaplan et al. 2020; Hoffmann et al. 2022; Wei et al. 2022, Schaeffer et al. 2023",
     protocol=(
-        "Twelve runs of LLaMA-like models of 856 to 15,096 parameters that read 20,480 to 163,840 bytes of TinyShakespeare once; laws fitted to them foretell three "
-        "larger runs (up to 26,784 parameters and 327,680 bytes)."
+        "Twelve runs of LLaMA-like models of 856 to 15,096 parameters that read 18,432 to 147,456 bytes of TinyShakespeare once; laws fitted to them foretell three "
+        "larger runs (up to 26,784 parameters and 294,912 bytes)."
     ),
     controls=(
         "losses permuted among the runs",
