@@ -274,7 +274,8 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
         label = "foretold from the rest" if i == 0 else None
         left.plot([x["c"][0]], [said.mean], marker="x", ms=9, mew=2, color="black", ls="none", label=label)
     left.set(xscale="log", xlabel="compute 6ND (FLOP)", ylabel="held-out loss (nats per byte)", title="loss")
-    left.legend(fontsize=7)
+    left.set_ylim(top=left.get_ylim()[1] + 0.4)
+    left.legend(fontsize=7, loc="upper right")
 
     names = ("αN", "αD", "αC", "a")
     mine = [interval([r["kaplan"][k] for r in records]) for k in ("n", "d", "c")] + [interval([r["split"] for r in records])]
@@ -285,6 +286,7 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
     middle.plot(places, [*KAPLAN, KAPLAN_SPLIT], marker="_", ms=18, mew=2, color=COLOURS[2], ls="none", label="Kaplan et al.")
     middle.plot(places[-1:], [CHINCHILLA_SPLIT], marker="_", ms=18, mew=2, color=COLOURS[3], ls="none", label="Hoffmann et al.")
     middle.set_xticks(places, names)
+    middle.set_xlim(-0.6, 3.6)
     middle.axhline(0, color="#999999", lw=0.8)
     middle.set(ylabel="exponent", title="exponents")
     middle.legend(fontsize=7)
