@@ -57,6 +57,8 @@ def generate(
     regard generate "The sea is" --attention "dot | topk(8)" --temperature 0.8 --seed 3
     cat letter.txt | regard generate - --max-tokens 200
     regard generate "Once" --model stories.bin --tokenizer tokenizer.model
+    regard generate "ROM<mask>O: what say<mask> thou?" --model runs/text-bert
+    regard generate "translate: a house" --model runs/pairs-t5
     """
     if system is not None and not chat:
         fail("--system says who answers a message: add --chat")
@@ -76,6 +78,13 @@ def generate(
         if model == DEFAULT and not hub.present(DEFAULT):
             fail("no model is here yet; get SmolLM2 (93 MB) with: regard models get smollm2, or name one with --model")
         loaded, words = hub.open_model(model, tell, tokenizer=tokenizer, **changes)
+    if loaded.instead is not None:
+        chosen = [name for name, given in (("--chat", chat), ("--temperature", temperature), ("--stop", stop)) if given]
+        if chosen:
+            fail(f"{chosen[0]} is for models that continue a text; a {type(loaded).__name__} {loaded.instead}")
+        reply = loaded.answer(text, words, max_tokens)
+        typer.echo(json.dumps({"text": reply}, ensure_ascii=False) if as_json else reply)
+        return
     if chat:
         messages = [{"role": "user", "content": text}]
         text = words.chat([*([{"role": "system", "content": system}] if system else []), *messages])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,11 @@ from ..nn import Attention, Cache
 from ..state import State
 from .blocks import Block, BlockContext
 from .generation_info import GenerationInfo
+from .objectives import NextToken, Objective
 from .parameters import assign, owners_of
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Model(nn.Module, ABC):
     """Set by `models.convert`, so that no model knows a file format."""
     instead: ClassVar[str | None] = None
     """What it does instead of continuing a text, and what to call for it; None where it predicts the next token."""
+    objectives: ClassVar[Mapping[str, type[Objective]]] = {"next_token": NextToken}
+    """What it can learn from, by the name that `objective.name` has; the first is the usual one."""
     pad_side: ClassVar[Literal["left", "right"]] = "right"
     """Where rows of a batch may be filled up; on the left only where no layer but attention meets other tokens."""
     has_place_table: ClassVar[bool] = False
@@ -84,6 +90,15 @@ class Model(nn.Module, ABC):
         look: Look | None = None,
     ) -> Output:
         """Logits for every token. `allow` is joined to the model's own rule; padding goes there."""
+
+    def answer(self, text: str, tokenizer: Tokenizer, limit: int = 64) -> str:
+        """What a model that continues no text makes of one: its blanks filled, or a reply of at most `limit` tokens."""
+        raise CombinationError(f"a {type(self).__name__} continues a text: generate(model, text, tokenizer=tokenizer)")
+
+    @property
+    def trains_every_parameter(self) -> bool:
+        """False where a step of training may leave some without a gradient, which replicas on several ranks have to be told."""
+        return True
 
     @property
     def cache_count(self) -> int:

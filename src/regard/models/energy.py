@@ -9,9 +9,9 @@ tokens, as BERT is, and not one that writes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,11 @@ from ..selection import Energy
 from ..state import State
 from .base import Look, Model, Output, States, narrowed, per_layer
 from .blocks import layer_specs
+from .infill import masks_filled
+from .objectives import Masked, Objective
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ class EnergyOutput(Output):
 
 class EnergyTransformer(Model):
     family = "energy"
-    instead = "moves earlier tokens too and continues no text; model(tokens) gives its guesses"
+    instead = "moves earlier tokens too and continues no text; model.answer(text, tokenizer) fills in its masks"
+    objectives: ClassVar[Mapping[str, type[Objective]]] = {"masked": Masked}
     has_place_table = True
 
     def __init__(self, config: EnergyConfig) -> None:
@@ -109,6 +115,10 @@ class EnergyTransformer(Model):
             tuple(seen) if look.attention else None,
             torch.stack(energies, dim=-1) if energies else None,
         )
+
+    def answer(self, text: str, tokenizer: Tokenizer, limit: int = 64) -> str:
+        """The text with a token for each of its masks, the surest first."""
+        return masks_filled(self, text, tokenizer)
 
 
 class EnergyBlock(nn.Module):

@@ -82,6 +82,10 @@ class Routing(CausalModel):
         if c.tied:
             self.head.weight = self.embed.weight
 
+    @property
+    def trains_every_parameter(self) -> bool:
+        return self.config.experts == 1  # an expert that no token chose learns nothing in that step
+
     def forward(
         self,
         tokens: Tensor,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RegardError, ShapeError
 from ..files import reading
+from .byte_level import byte_characters
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -60,8 +61,8 @@ class Subwords:
 
 
 class Characters(Subwords):
-    """A vocabulary of single characters. `tokenizers` would read its file too, a hundred times slower; one that it does not have
-    is named, where `tokenizers` only says that there is none."""
+    """A vocabulary of single characters, and special tokens that no text spells. `tokenizers` would read its file too, a hundred times
+    slower; a character that it does not have is named, where `tokenizers` only says that there is none."""
 
     def __init__(self, inner: Tokenizer) -> None:
         super().__init__(inner)
@@ -91,16 +92,10 @@ def subwords(inner: Tokenizer) -> Subwords:
     parts: Any = json.loads(inner.to_str())
     model, cut = parts["model"], parts["pre_tokenizer"] or {}
     if not parts["normalizer"] and not parts["post_processor"]:
-        if model["type"] == "WordLevel" and cut.get("pattern") == {"Regex": EACH} and not parts["added_tokens"]:
+        letters = model["type"] == "WordLevel" and cut.get("pattern") == {"Regex": EACH}
+        if letters and all(added["special"] for added in parts["added_tokens"]):
             return Characters(inner)
         ours = model["type"] == "BPE" and not model["merges"] and cut.get("use_regex") is False
         if ours and all(model["vocab"].get(c) == i for i, c in enumerate(byte_characters())):
             return Bytes(inner)
     return Subwords(inner)
-
-
-def byte_characters() -> list[str]:
-    """How byte-level tokenizers write each of the 256 bytes: as itself where it can be seen, else from U+0100 on."""
-    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(b) if b in seen else chr(next(others)) for b in range(256)]

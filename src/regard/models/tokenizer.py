@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import CheckpointError, needs_extra
 from ..files import read_plain, reading, write_bytes, write_text
+from .byte_level import SPLITS, byte_characters
 from .chat import LONGEST, render
 from .continuation import continued
 from .convert.fields import Fields, read_json
 from .generation_info import as_ids
 from .runs import checkpoint_folder, verify
 from .sentencepiece import BOS, EOS, Pieces, as_tokenizer, read_model, read_tokenizer_bin, tokenizer_bin
-from .subwords import EACH, Bytes, Characters, Subwords, TokenizerError, byte_characters, subwords
+from .subwords import EACH, Bytes, Characters, Subwords, TokenizerError, subwords
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Inner
@@ -30,9 +31,6 @@ JSON_BYTES = 256 << 20
 CONFIG, GENERATION, OWN = "tokenizer_config.json", "generation_config.json", "regard"
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in a GGUF file that are never split: they are written out in full, or not at all."""
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SPLITS = {"llama-bpe": WORDS % "1,3", "llama3": WORDS % "1,3", "qwen2": WORDS % "1"}
-"""How text is cut before the byte pairs, by the name that llama.cpp gives it, where it is not GPT-2's own way."""
 
 
 Value = TypeVar("Value")
@@ -55,6 +53,8 @@ class Specials:
     """True when every text is to start with bos."""
     stops: tuple[int, ...] = ()
     """Further ids that end a turn."""
+    mask: int | None = None
+    """Stands for a token that is to be filled in."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Tokenizer:
         """The conversation as the model was trained to see it, open for the model's turn."""
         if self.template is None:
             raise CheckpointError("this tokenizer came without a chat template: it belongs to a model that only continues text")
-        known = {f"{n}_token": self._text(i) for n, i in (("bos", self.special.bos), ("eos", self.special.eos))}
+        known = {f"{n}_token": self.text_of(i) for n, i in (("bos", self.special.bos), ("eos", self.special.eos))}
         return render(self.template, messages, add_generation_prompt=add_generation_prompt, **known, **values)
 
     @property
@@ -123,17 +123,21 @@ class Tokenizer:
             values[OWN] = {**vars(s), "stops": list(s.stops), "special": sorted(self.coder.special)}
         elif isinstance(self.coder, Subwords):
             main = {"tokenizer.json": self.coder.inner.to_str().encode("utf-8")}
-            names = {"bos_token": s.bos, "eos_token": s.eos, "pad_token": s.pad, "unk_token": s.unknown}
-            known = {n: self._text(i) for n, i in names.items() if i is not None}
+            names = {"bos_token": s.bos, "eos_token": s.eos, "pad_token": s.pad, "unk_token": s.unknown, "mask_token": s.mask}
+            known = {n: self.text_of(i) for n, i in names.items() if i is not None}
             values = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": s.add_bos, **known, **values}
         else:
             raise CheckpointError(f"a {type(self.coder).__name__} has no file format of its own")
         return {**main, CONFIG: (json.dumps(values, indent=2) + "\n").encode()}
 
-    def _text(self, i: int | None) -> str:
-        if i is None:
-            return ""
-        return self.coder.text_of(i) if isinstance(self.coder, Subwords) else self.coder.decode([i], special=True)
+    def id_of(self, text: str) -> int | None:
+        """The token that is written like this, or None."""
+        return self.coder.id_of(text) if isinstance(self.coder, Subwords) else None
+
+    def text_of(self, i: int | None) -> str:
+        """How a token is written; nothing for None."""
+        own = self.coder.text_of if isinstance(self.coder, Subwords) else None
+        return "" if i is None else own(i) if own else self.coder.decode([i], special=True)
 
 
 def _add_stops(path: Path, ends: tuple[int, ...]) -> None:
@@ -288,8 +292,8 @@ def from_folder(folder: Path) -> Tokenizer:
 def from_model(path: Path) -> Tokenizer:
     """SentencePiece's own file. It says which ids there are; what tokenizer_config.json says beside it goes before that."""
     model = read_model(path)
-    bos, eos, pad, unknown = map(model.ids.get, ("bos", "eos", "pad", "unknown"))
-    return _with_config(Subwords(as_tokenizer(model)), path.parent, Specials(bos, eos, pad, unknown, add_bos=bos is not None))
+    own = Specials(*map(model.ids.get, ("bos", "eos", "pad", "unknown")), add_bos=model.ids.get("bos") is not None)
+    return _with_config(Subwords(as_tokenizer(model)), path.parent, own)
 
 
 def _with_config(coder: Subwords, folder: Path, usual: Specials) -> Tokenizer:
@@ -308,7 +312,8 @@ def _with_config(coder: Subwords, folder: Path, usual: Specials) -> Tokenizer:
     # Where no field says it, the frame that the tokenizer puts around a text does.
     framed = bos is not None and coder.framed("")[:1] == [bos]
     stops = tuple(i for i in _ends(folder) if i != eos and i < coder.size)
-    specials = Specials(bos, eos, pad, unknown, values.flag("add_bos_token", framed or usual.add_bos), stops)
+    add_bos = values.flag("add_bos_token", framed or usual.add_bos)
+    specials = Specials(bos, eos, pad, unknown, add_bos, stops, id_of("mask"))
     return Tokenizer(coder, specials, _template(values, folder))
 
 

@@ -62,6 +62,8 @@ def write(config: GPT2Config) -> dict[str, object]:
     names = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
     if not c.bias or c.activation not in names:
         raise CheckpointError(f"Hugging Face's GPT-2 has biases and {', '.join(names)}; this is bias={c.bias}, {c.activation}")
+    if c.norm != "pre":
+        raise CheckpointError(f"Hugging Face's GPT-2 has norms before each sublayer, norm=pre; this is norm={c.norm}")
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

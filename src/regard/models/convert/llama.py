@@ -66,6 +66,10 @@ def read(c: Fields, names: Collection[str]) -> LlamaConfig:
 
 def write(config: LlamaConfig) -> dict[str, object]:
     c = config
+    if (c.activation, c.norm) != ("swiglu", "pre"):
+        raise CheckpointError(
+            f"Hugging Face's LLaMA has activation=swiglu and norm=pre; this is activation={c.activation}, norm={c.norm}"
+        )
     kind = "qwen2" if c.attention_bias == "qkv" else "llama" if c.window is None else "mistral"
     if kind != "llama" and (c.mlp_bias or c.attention_bias is True):
         raise CheckpointError(
