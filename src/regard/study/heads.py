@@ -108,7 +108,9 @@ def shifts(pairs: Sequence[Pair], verb: str) -> Tensor:
 def coreference(g: torch.Generator, verb: str, count: int | None) -> Record:
     """The best head of one half of the pairs, judged on the other half; beside it the mean over all heads."""
     pairs, same = told_apart(), not_told_apart()
-    order, same_order = (torch.randperm(len(p), generator=g).tolist()[:count] for p in (pairs, same))
+    order, same_order = (
+        torch.randperm(len(p), generator=g).tolist()[:most] for p, most in ((pairs, count), (same, count or 16))
+    )
     real, neutral = shifts([pairs[i] for i in order], verb), shifts([same[i] for i in same_order], verb)
     half = len(order) // 2
     layer, head = divmod(int(real[:half].mean((0, 1)).argmax()), real.shape[-1])
@@ -242,7 +244,7 @@ def run(seed: int, size: Size) -> Record:
     count, half, pairs, single, lengths = {
         "mini": (1, 8, 2, 2, (2, 6)),
         "quick": (2, 16, 12, 6, (3, 10)),
-        "full": (4, 24, None, 24, (10, 16)),
+        "full": (3, 20, None, 16, (6, 14)),
     }[size]
     g = generator(seed)
     seen = roles(g, count, half)
