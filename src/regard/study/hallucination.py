@@ -15,6 +15,12 @@ AUROC: the probability that a right answer scores above a wrong one. No layer an
 held out is needed. Intervals are over questions: each question's jackknife pseudo-value of the AUROC averaged over wordings. Kinds of
 questions differ in wording and in difficulty, so the same is computed from pairs within one kind. Controls are the same measures with
 right and wrong shuffled among the questions.
+
+Coherence comes out below ½, and the reason is length: names that do not exist, and rare ones, are cut into more tokens, and among more
+keys the nearest is nearer. The number of tokens alone has an AUROC of 0.35 (0.30 to 0.41), as low as coherence; among pairs of one kind and one
+number of tokens coherence has 0.45 (0.35 to 0.55), which says nothing, and max-softmax 0.82 (0.75 to 0.89).
+
+Tried: questions after five examples, two of them answered "unknown"; the model copied the examples (see `tasks/questions.py`).
 """
 
 from __future__ import annotations
@@ -157,31 +163,42 @@ def judge(records: Sequence[Record]) -> Verdict:
     def values(measure: str, flag: str = "right", within: bool = False) -> list[float]:
         return list(by_question(records, measure, flag, within).values())
 
-    other = "right_of_another"
+    other, one = "right_of_another", "coherence"
+    existing = [{"answers": [a for a in r["answers"] if not a["question"].startswith("made-up")]} for r in records]
+    alike, alike_shuffled = (list(by_question(existing, one, flag, within=True).values()) for flag in ("right", other))
     return judged(
-        Check("AUROC of coherence", values("coherence"), above=0.6, control=values("coherence", other), needed=True,
+        Check("AUROC of coherence", values(one), above=0.6, control=values(one, other), needed=True,
               condition="questions of all kinds are mixed"),
-        Check("AUROC of coherence within one kind of question", values("coherence", within=True), above=0.55,
-              control=values("coherence", other, within=True), condition="questions of one kind are compared"),
-        Check("AUROC of coherence above that of max-softmax", _against(records, "coherence", "max-softmax"), above=0.0,
-              control=_against(records, "coherence", "max-softmax", other), condition="the probability of the answer is not to be had"),
+        Check("AUROC of coherence within one kind of question, made-up things too", values(one, within=True), above=0.55,
+              control=values(one, other, within=True), condition="things that exist are told from things that do not"),
+        Check("AUROC of coherence within one kind of question, things that exist", alike, above=0.55, control=alike_shuffled,
+              condition="questions of one kind are compared"),
+        Check("AUROC of coherence above that of max-softmax", _against(records, one, "max-softmax"), above=0.0,
+              control=_against(records, one, "max-softmax", other), condition="the probability of the answer is not to be had"),
     )  # fmt: skip
 
 
 def draw(records: Sequence[Record], figure: Figure) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
-    shifts = (
-        (0.2, "right", False, "all questions"),
-        (0.0, "right", True, "pairs of one kind"),
-        (-0.2, "right_of_another", False, "control: shuffled"),
+    existing = [{"answers": [a for a in r["answers"] if not a["question"].startswith("made-up")]} for r in records]
+    rows = (
+        (records, "right", False, "all questions"),
+        (records, "right", True, "pairs of one kind"),
+        (records, "right_of_another", False, "control: shuffled"),
+        (existing, "right", True, "of one kind, things that exist"),
     )
-    for i, (shift, flag, within, label) in enumerate(shifts):
-        made = [interval(list(by_question(records, m, flag, within).values())) for m in MEASURES]
-        _points(left, [len(MEASURES) - 1 - j + shift for j in range(len(MEASURES))], made, i, label)
+    for i, (given, flag, within, label) in enumerate(rows):
+        made = [interval(list(by_question(given, m, flag, within).values())) for m in MEASURES]
+        places = [len(MEASURES) - 1 - j + (0.27, 0.09, -0.27, -0.09)[i] for j in range(len(MEASURES))]
+        if i < 3:
+            _points(left, places, made, i, label)
+            continue
+        means, spread = [x.mean for x in made], [[x.mean - x.low for x in made], [x.high - x.mean for x in made]]
+        left.errorbar(means, places, xerr=spread, fmt=MARKERS[3], color=COLOURS[2], capsize=2, label=label)
     left.set_yticks(range(len(MEASURES)), list(reversed(MEASURES)))
     left.axvline(0.5, color="#999999", linestyle="--", linewidth=1)
     left.set(xlabel="AUROC, right above wrong (95% over questions)", title="What foretells a wrong answer of SmolLM2")
-    left.legend(loc="lower left", bbox_to_anchor=(0, 1.06), ncols=3)
+    left.legend(loc="lower left", bbox_to_anchor=(-0.28, 1.07), ncols=4, columnspacing=1)
     kinds = sorted({_label(a) for r in records for a in r["answers"]})
     shares = [interval([_share(r, k) for r in records if any(_label(a) == k for a in r["answers"])]) for k in kinds]
     spread = [[s.mean - max(s.low, 0) for s in shares], [min(s.high, 1) - s.mean for s in shares]]
