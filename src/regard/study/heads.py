@@ -274,6 +274,7 @@ def judge(records: Sequence[Record]) -> Verdict:
         Check("weight of the best head on what followed the same token", of("best", "induction"), above=0.5, control=of("control", "induction"), condition="a head finds what followed before"),
         Check("mean weight of all heads on the first token", [r["mean_sink"] for r in records], above=0.3, control=[r["mean_fifth"] for r in records], condition="most weight rests on the first token"),
         Check("pronouns that turn to their own noun, best head, unseen pairs", of("coreference", "right"), above=0.75, control=of("coreference", "right_where_nothing_tells"), condition="the pronoun itself tells the nouns apart"),
+        Check("mean weight of “it” on “animal” less that on “street”, the lecture's sentence", [r["lecture"]["animal"] - r["lecture"]["street"] for r in records], above=0.0, condition="“it” is read in the lecture's sentence"),
         Check("nats that replacing eight induction heads costs", of("damage", "best"), above=1.0, control=of("damage", "others"), condition="the weights name the heads whose loss hurts"),
         Check("rank correlation over heads of induction weight and damage", by_head, above=0.3, control=elsewhere, condition="heads are compared on what they are for"),
         Check("rank correlation over tokens of weight and effect", of("tokens", "without first"), above=0.5, control=of("tokens", "another text"), condition="tokens other than the first are compared"),
@@ -322,7 +323,7 @@ def planted(kind: Plant, seed: int) -> Record:
         "mean_sink": high,
         "mean_fifth": control,
         "coreference": {"head": [1, 1], "right": high, "shift": 0.1, "right_where_nothing_tells": control if spoiled else 0.5 + w, "right_mean_over_heads": 0.6, "heads_above_0.9": 3},
-        "lecture": {"animal": 0.03, "street": 0.05, "first": 0.5, "heads_that_prefer_animal": 0.4, "change_at_it_by_the_end": 0.0, "change_at_the_end": 0.1},
+        "lecture": {"animal": 0.09 if kind == "positive" else 0.03, "street": 0.05, "first": 0.5, "heads_that_prefer_animal": 0.4, "change_at_it_by_the_end": 0.0, "change_at_the_end": 0.1},
         "damage": {"whole": 1.0, "best": 2 * high, "others": 2 * control, "weight": ladder, "alone": ladder if true else flat, "alone_first_half": ladder if spoiled else flat},
         "tokens": {"with first": 0.6, "without first": high, "another text": control, "beyond place": high, "beyond place, another text": control, "weight of first": 0.5, "effect of first": 0.5},
     }  # fmt: skip
