@@ -5,7 +5,7 @@
 
 Along an eigenvector u with eigenvalue λ a trace adds −λ (u·q̂ − u·k̂)² to the score of a pair, on unit vectors before RoPE. A token's own
 q̂ and k̂ in a layer are those that the base gives it alone, as the second token after the one that begins every text. So the token j as
-a key gains, on the average over the tokens as queries,
+a key gains, on the average over the tokens as queries (or over `queries`, where they are given),
 
     gain_j(u) = −λ mean_i (u·q̂_i − u·k̂_j)², less its mean over j            nats of score
 
@@ -114,11 +114,16 @@ class Directions:
 
 @torch.no_grad()
 def directions(
-    identity: Identity, model: nn.Module, tokenizer: Tokenizer | None = None, *, tokens: Sequence[int] | None = None
+    identity: Identity,
+    model: nn.Module,
+    tokenizer: Tokenizer | None = None,
+    *,
+    tokens: Sequence[int] | None = None,
+    queries: Sequence[int] | None = None,
 ) -> Directions:
     """The directions of an identity's trace. `tokens` are placed along them; by default those of its imprints.
 
-    Without a tokenizer, words are token numbers.
+    `queries` are the tokens that look at them; all of them, if none are given. Without a tokenizer, words are token numbers.
     """
     body = body_of(model)
     identity.base.refuse(body.base)
@@ -133,7 +138,12 @@ def directions(
     if identity.trace is None:
         return Directions((), tuple(chosen), words)
     first = tokenizer.special.bos if tokenizer is not None else None
-    q, k = _alone(body, chosen, 0 if first is None else first)
+    begin = 0 if first is None else first
+    q, k = _alone(body, chosen, begin)
+    if queries is not None:
+        if not len(queries):
+            raise ShapeError("queries=[] asks nothing of the tokens; leave it out, or give one or more")
+        q, _ = _alone(body, list(queries), begin)
     values, vectors = torch.linalg.eigh(dense(identity.trace).double())
     least = max(float(values.abs().max()) * FAINT, torch.finfo(torch.float32).tiny)
     every: list[Direction] = []

@@ -209,7 +209,8 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
     heat.set_yticks(range(2 * HEADS), [f"{m}, head {h + 1}" for m in ("sad", "glad") for h in range(HEADS)], fontsize=8)
     heat.set_xticks(range(len(first["read"])), [NAMES.get(t, f"w{t}") for t in first["read"]], rotation=60, fontsize=7)
     heat.set(xlabel="key", ylabel="self, head")
-    figure.colorbar(image, ax=heat, label="attention of the question", shrink=0.8)
+    heat.set_title("attention of the question", fontsize=9)
+    figure.colorbar(image, ax=heat, shrink=0.8)
 
 
 def planted(kind: Plant, seed: int) -> Record:
