@@ -13,6 +13,10 @@ Controls: the trace of a person who means another class; that of the same histor
 random directions. "KL" is between the answers to one input after two people's histories, against two histories of the same
 person. "Seen" is the chance that a word of the meant class gains more than another by the directions of T when `?` looks (`directions`).
 
+Tried: with strengths of one grid, of which the peers and the gradient chose the largest, own gains were 1.10, 1.03 and 1.02 nats
+(`gradient`, `fast`, `fast delta`), and the KL of the published rule was measured only at the strength that saves most, the smallest; so the
+grids reach further here, and the KL is judged at the largest strength.
+
 On a pretrained model the same is measured by the study `identity`: traces of SmolLM2 written in one pass do no more for their own person
 than for another.
 """
@@ -57,8 +61,10 @@ RULES = ("published", "centred", "delta")
 WAYS = (*RULES, "gradient")
 PEERS = ("fast", "fast delta")
 CONTROLS = ("other", "shuffled", "rotated")
-STRENGTHS = {"published": (0.0005, 0.005, 0.05), "centred": (0.005, 0.02, 0.1), "delta": (0.005, 0.02, 0.1),
-             "gradient": (0.01, 0.03, 0.1), "fast": (0.5, 2.0, 8.0), "fast delta": (1.0, 4.0, 16.0)}  # fmt: skip
+STRENGTHS = {
+    "published": (0.0005, 0.005, 0.05), "centred": (0.005, 0.02, 0.1), "delta": (0.005, 0.02, 0.1),
+    "gradient": (0.03, 0.1, 0.3), "fast": (2.0, 8.0, 32.0), "fast delta": (4.0, 16.0, 64.0),
+}  # fmt: skip
 STEPS: dict[Size, int] = {"mini": 5, "quick": 250, "full": 400}
 PROBES = 64
 GAIN, MOVED, SEEN = 0.2, 0.1, 0.7
@@ -210,6 +216,11 @@ def measured(lab: Lab, way: str) -> Record:
     logs = [[lab.answers(who, x) for x in inputs] for who in lived]
     record["kl"] = sum(kl(logs[p][p], logs[(p + 1) % CLASSES][p]) for p in range(CLASSES)) / CLASSES
     record["kl_same"] = sum(kl(logs[p][p], lab.answers(again[p], inputs[p])) for p in range(CLASSES)) / CLASSES
+    # A strength that was chosen for what it saves may be next to nothing, and then nothing differs: so the loudest is measured too.
+    loud = [[lab.written(way, lab.history(p, n), STRENGTHS[way][-1]) for n in (0, 1)] for p in range(CLASSES)]
+    said = [lab.answers(loud[p][0], inputs[p]) for p in range(CLASSES)]
+    record["kl_loud"] = sum(kl(said[p], lab.answers(loud[(p + 1) % CLASSES][0], inputs[p])) for p in range(CLASSES)) / CLASSES
+    record["kl_loud_same"] = sum(kl(said[p], lab.answers(loud[p][1], inputs[p])) for p in range(CLASSES)) / CLASSES
     traces = [x for x in lived if isinstance(x, Identity)]
     if traces:
         turned = [rotated(x, 17 + p) for p, x in enumerate(traces)]
@@ -255,8 +266,8 @@ def judge(records: Sequence[Record]) -> Verdict:
 
     ahead = [r["gradient"]["own"] - max(r[p]["own"] for p in PEERS) for r in records]
     return judged(
-        Check("KL of the answers to one input after two people's histories, published rule, nats", of("published", "kl"), above=MOVED,
-              control=of("published", "kl_same"), condition="the published k⊗q is told apart from two histories of one person"),
+        Check("KL of the answers to one input after two people's histories, published rule at its loudest, nats", of("published", "kl_loud"),
+              above=MOVED, control=of("published", "kl_loud_same"), condition="the published k⊗q is told apart from two histories of one person"),
         Check("nats that the published trace saves its own person, against the best control", of("published", "own"), above=GAIN,
               control=best_control("published"), condition="k⊗q is written by shock"),
         Check("nats that a trace written down the gradient of surprise saves its own person", of("gradient", "own"), above=GAIN,
@@ -319,7 +330,8 @@ def planted(kind: Plant, seed: int) -> Record:
             other = own
         same, turned = (own, lifted) if kind == "control" else (0.01, 0.5)
         return {"strength": 0.02, "own": own + noise, "other": other + noise, "shuffled": noise, "rotated": noise,
-                "kl": own + noise, "kl_same": same, "seen": lifted + noise / 2, "seen_rotated": turned + noise / 2}  # fmt: skip
+                "kl": own + noise, "kl_same": same, "kl_loud": own + noise, "kl_loud_same": same,
+                "seen": lifted + noise / 2, "seen_rotated": turned + noise / 2}  # fmt: skip
 
     record = {w: way(kind != "negative") for w in WAYS} | {p: way(kind == "control") for p in PEERS}
     line = {"cosine": [1.0, 0.5, 0.9], "gain": [0.8, 0.4, 0.8], "largest": [1.0, 1.2, 1.3], "least": [-1.0, -1.1, -1.2]}
