@@ -96,6 +96,7 @@ class Directions:
             spectrum.plot([d.layer + 1 for d in of], [d.value for d in of], marker, color=colour, markersize=4, alpha=0.7)
         spectrum.axhline(0, color="#8a929c", linewidth=0.8)
         spectrum.set(xlabel="layer", ylabel="eigenvalue of T")
+        spectrum.locator_params(axis="x", integer=True, nbins=8)
         spectrum.set_title("Directions by layer and sign", fontsize=9)
         for ax, sign in zip(bars, (1, -1), strict=True):
             d = next((d for d in self.all if d.value * sign > 0), None)
