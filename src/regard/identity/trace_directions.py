@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..errors import ShapeError, StateError
+from ..errors import ShapeError
 from ..models.tokenizer import Tokenizer
 from .body import Body, body_of
 from .state import Identity
@@ -177,7 +177,7 @@ def _alone(body: Body, tokens: Sequence[int], first: int) -> tuple[Float[Tensor,
                 q.append(torch.stack([h.q[:, 1].unflatten(0, (h.k.shape[0], -1)) for h in heads]))
                 k.append(torch.stack([h.k[:, 1] for h in heads]))
     except IndexError as error:
-        raise StateError(f"tokens from {min(tokens)} to {max(tokens)}: the model does not know all of them") from error
+        raise ShapeError(f"tokens from {min(tokens)} to {max(tokens)}: the model does not know all of them") from error
     finally:
         body.model.train(was_training)
     queries, keys = torch.stack(q, 3).flatten(2, 3), torch.stack(k, 2)
