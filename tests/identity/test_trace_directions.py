@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from lives import letters, nobody, says, speaking
 
-from regard.errors import ShapeError, StateError
+from regard.errors import ShapeError
 from regard.identity import Rule, TraceRule, directions, imprint, observe
 from regard.identity.body import body_of
 from regard.identity.write.trace import dense
@@ -68,6 +68,18 @@ def test_words_are_the_tokens_of_the_imprints_unless_tokens_are_given(model, mar
     assert directions(mara, model, tokens=[4, 9, 4]).words == ("#4", "#9")
 
 
+def test_queries_are_those_who_look(model, mara):
+    tokens = [4, 9, 12, 15]
+    for one in tokens[:2]:
+        asked = directions(mara, model, tokens=tokens, queries=[one])
+        whole = directions(mara, model, tokens=tokens)
+        assert not torch.allclose(asked.all[0].gains, whole.all[0].gains)
+    same = directions(mara, model, tokens=tokens, queries=tokens)
+    torch.testing.assert_close(same.all[0].gains, whole.all[0].gains)
+    with pytest.raises(ShapeError, match="asks nothing"):
+        directions(mara, model, tokens=tokens, queries=[])
+
+
 def test_no_trace_has_no_directions(model, mara):
     none = directions(mara.only("imprints"), model, letters())
     assert len(none) == 0
@@ -87,7 +99,7 @@ def test_tokens_that_cannot_be_compared_are_refused(model, mara):
         directions(mara, model, tokens=[4, 4])
     with pytest.raises(ShapeError, match="at most 256"):
         directions(mara, model, tokens=range(300))
-    with pytest.raises(StateError, match="does not know"):
+    with pytest.raises(ShapeError, match="this model knows"):
         directions(mara, model, tokens=[4, 10**6])
     with pytest.raises(ShapeError, match="imprinted none"):
         directions(nobody(model), model)

@@ -5,7 +5,7 @@
 
 Along an eigenvector u with eigenvalue λ a trace adds −λ (u·q̂ − u·k̂)² to the score of a pair, on unit vectors before RoPE. A token's own
 q̂ and k̂ in a layer are those that the base gives it alone, as the second token after the one that begins every text. So the token j as
-a key gains, on the average over the tokens as queries,
+a key gains, on the average over the tokens as queries (or over `queries`, where they are given),
 
     gain_j(u) = −λ mean_i (u·q̂_i − u·k̂_j)², less its mean over j            nats of score
 
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..errors import ShapeError, StateError
+from ..errors import ShapeError
 from ..models.tokenizer import Tokenizer
 from .body import Body, body_of
 from .state import Identity
@@ -96,6 +96,7 @@ class Directions:
             spectrum.plot([d.layer + 1 for d in of], [d.value for d in of], marker, color=colour, markersize=4, alpha=0.7)
         spectrum.axhline(0, color="#8a929c", linewidth=0.8)
         spectrum.set(xlabel="layer", ylabel="eigenvalue of T")
+        spectrum.locator_params(axis="x", integer=True, nbins=8)
         spectrum.set_title("Directions by layer and sign", fontsize=9)
         for ax, sign in zip(bars, (1, -1), strict=True):
             d = next((d for d in self.all if d.value * sign > 0), None)
@@ -114,11 +115,16 @@ class Directions:
 
 @torch.no_grad()
 def directions(
-    identity: Identity, model: nn.Module, tokenizer: Tokenizer | None = None, *, tokens: Sequence[int] | None = None
+    identity: Identity,
+    model: nn.Module,
+    tokenizer: Tokenizer | None = None,
+    *,
+    tokens: Sequence[int] | None = None,
+    queries: Sequence[int] | None = None,
 ) -> Directions:
     """The directions of an identity's trace. `tokens` are placed along them; by default those of its imprints.
 
-    Without a tokenizer, words are token numbers.
+    `queries` are the tokens that look at them; all of them, if none are given. Without a tokenizer, words are token numbers.
     """
     body = body_of(model)
     identity.base.refuse(body.base)
@@ -133,7 +139,12 @@ def directions(
     if identity.trace is None:
         return Directions((), tuple(chosen), words)
     first = tokenizer.special.bos if tokenizer is not None else None
-    q, k = _alone(body, chosen, 0 if first is None else first)
+    begin = 0 if first is None else first
+    q, k = _alone(body, chosen, begin)
+    if queries is not None:
+        if not len(queries):
+            raise ShapeError("queries=[] asks nothing of the tokens; leave it out, or give one or more")
+        q, _ = _alone(body, list(queries), begin)
     values, vectors = torch.linalg.eigh(dense(identity.trace).double())
     least = max(float(values.abs().max()) * FAINT, torch.finfo(torch.float32).tiny)
     every: list[Direction] = []
@@ -166,7 +177,7 @@ def _alone(body: Body, tokens: Sequence[int], first: int) -> tuple[Float[Tensor,
                 q.append(torch.stack([h.q[:, 1].unflatten(0, (h.k.shape[0], -1)) for h in heads]))
                 k.append(torch.stack([h.k[:, 1] for h in heads]))
     except IndexError as error:
-        raise StateError(f"tokens from {min(tokens)} to {max(tokens)}: the model does not know all of them") from error
+        raise ShapeError(f"tokens from {min(tokens)} to {max(tokens)}: the model does not know all of them") from error
     finally:
         body.model.train(was_training)
     queries, keys = torch.stack(q, 3).flatten(2, 3), torch.stack(k, 2)

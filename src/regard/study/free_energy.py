@@ -208,11 +208,13 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
         x = interval([r["quiet"][way]["harm"] for r in records])
         right.errorbar(i, x.mean, [[x.mean - x.low], [x.high - x.mean]], fmt="o", color=COLOURS[way], capsize=3)
     middle.set_xticks(range(len(WAYS)), WAYS, rotation=30)
-    middle.set(ylabel="share of actions, world with a quiet place", ylim=(0, 1.3))
-    middle.legend(title="action", fontsize=8, title_fontsize=8, ncols=3, loc="upper center")
+    middle.set(ylabel="share of actions, quiet world", ylim=(0, 1.25))
+    middle.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    middle.legend(fontsize=7, ncols=3, loc="upper center", columnspacing=0.8, handlelength=1.2)
     right.axhline(0, color="#bbbbbb", linewidth=0.8)
     right.set_xticks(range(len(WAYS)), WAYS, rotation=30)
-    right.set(ylabel="harm on lives with any habit, nats")
+    right.axhline(HARM, color="#bbbbbb", linewidth=0.8, linestyle="--")
+    right.set(ylabel="harm on lives with any habit, nats", ylim=(-1.2 * HARM, 1.2 * HARM))
 
 
 def planted(kind: Plant, seed: int) -> Record:
