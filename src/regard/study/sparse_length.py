@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import Attention
+from .frame.figure import line_with_band
 from .frame.study import Plant, Record, Size, Study
 from .frame.verdict import Check, Verdict, interval, judged
 from .tasks.training import Batch, built, fit, generator
@@ -29,7 +30,7 @@ from .tasks.training import Batch, built, fit, generator
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SPECS = {"softmax": "dot | softmax", "entmax": "dot | entmax(1.5)", "sparsemax": "dot | sparsemax"}
+SPECS = {"entmax": "dot | entmax(1.5)", "softmax": "dot | softmax", "sparsemax": "dot | sparsemax"}
 KEYS, VALUES, WIDTH = 32, 8, 32
 TRAINED = 32
 
@@ -89,8 +90,6 @@ FAR = 1024
 """Items at which the claim is judged: 32 times the longest that was trained."""
 ARMS = (*SPECS, "log-N softmax", "uniform")
 """The trained three; softmax whose scores grow with log N past the trained length, from the same weights; and equal weights."""
-COLOURS = {"softmax": "#D55E00", "entmax": "#0072B2", "sparsemax": "#009E73", "log-N softmax": "#E69F00", "uniform": "#000000"}
-MARKERS = {"softmax": "o", "entmax": "s", "sparsemax": "^", "log-N softmax": "D", "uniform": "x"}
 
 
 @torch.no_grad()
@@ -180,22 +179,22 @@ def judge(records: Sequence[Record]) -> Verdict:
 
 
 def draw(records: Sequence[Record], figure: Figure) -> None:
-    axes = figure.subplots(1, 3)
-    panels = (("lookup", "accuracy", "accuracy, lookup"), ("maximum", "accuracy", "accuracy, maximum"), ("lookup", "weight", "weight on the right item, lookup"))  # fmt: skip
+    panels = (
+        ("lookup", "accuracy", "looking up a key", "share of right answers"),
+        ("maximum", "accuracy", "the highest of N priorities", "share of right answers"),
+        ("lookup", "weight", "looking up a key", "weight on the right item"),
+    )
     lengths = records[0]["lengths"]
-    for axis, (task, key, label) in zip(axes, panels, strict=True):
-        for arm in ARMS:
-            means = [interval(values(records, task, arm, key, n)) for n in lengths]
-            axis.plot(lengths, [m.mean for m in means], color=COLOURS[arm], marker=MARKERS[arm], markersize=4, label=arm)
-            axis.fill_between(
-                lengths, [m.low for m in means], [m.high for m in means], color=COLOURS[arm], alpha=0.2, linewidth=0
-            )
+    for axis, (task, key, title, label) in zip(figure.subplots(1, 3), panels, strict=True):
+        for number, arm in enumerate(ARMS):
+            line_with_band(axis, lengths, [interval(values(records, task, arm, key, n)) for n in lengths], arm, number)
         axis.axvline(TRAINED, color="grey", linestyle=":", linewidth=1)
         axis.set_xscale("log", base=2)
         axis.set_ylim(-0.03, 1.05)
-        axis.set_xlabel("items (dotted: longest trained)")
+        axis.set_xlabel("items (dotted: the most in training)")
         axis.set_ylabel(label)
-    axes[0].legend(fontsize=8, loc="lower left")
+        axis.set_title(title)
+    figure.axes[0].legend(loc="lower left")
 
 
 def planted(kind: Plant, seed: int) -> Record:
