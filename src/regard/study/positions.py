@@ -13,7 +13,9 @@ Text that is predicted from its last few bytes cannot tell a model that extrapol
 retrieval too, learnt by a model of one layer: a sequence holds one marked value (an embedding of "marked" added to that of the value) at
 any place between values that are not marked, and the last token asks for it. Content alone answers this; a position can only disturb it.
 
-Tried: (key, value) pairs as one token and a query by key take more steps than this budget has, for ALiBi above all.
+Tried: places that begin at a size of 0.02 beside embeddings of 0.7 are hardly learnt in this budget, so that "learned" would be "none"
+under another name; both begin at 0.7. With eight values instead of four the model without positions retrieves 0.86 within the trained
+length after 250 steps, and says nothing about length.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from ..attention.allow import Causal
 from ..models.blocks import Block, BlockContext, FeedForward, scale_residuals
 from ..nn import Attention
 from ..position.sinusoidal import sinusoids
+from .frame.figure import line_with_band
 from .frame.study import Plant, Published, Record, Size, Study
 from .frame.verdict import Check, Verdict, interval, judged
 from .tasks.sequences import text
@@ -39,13 +42,12 @@ if TYPE_CHECKING:
 KINDS = ("sinusoidal", "learned", "rope", "alibi", "relative", "none")
 SPECS = {"rope": "rope", "alibi": "alibi", "relative": "relative(direction='past')"}
 TRAINED, LONGEST, PIECE = 128, 1024, 64
-VALUES, MARKED, ASK = 8, 8, 16
-"""Tokens 0..7 are values, 8..15 the same values marked, 16 asks for the marked one."""
-STEPS = {"mini": (2, 2), "quick": (30, 30), "full": (300, 250)}
+VALUES, MARKED, ASK = 4, 4, 8
+"""Tokens 0..3 are values, 4..7 the same values marked, 8 asks for the marked one."""
+STEPS = {"mini": (1, 1), "quick": (30, 30), "full": (250, 200)}
 """Of the text and of the retrieval."""
+READ = {"mini": 256, "quick": LONGEST, "full": LONGEST}
 PIECES = {"mini": 1, "quick": 4, "full": 16}
-COLOURS = {"sinusoidal": "#E69F00", "learned": "#CC79A7", "rope": "#0072B2", "alibi": "#009E73", "relative": "#56B4E9", "none": "#000000"}  # fmt: skip
-MARKERS = {"sinusoidal": "o", "learned": "v", "rope": "s", "alibi": "^", "relative": "D", "none": "x"}
 WELL, VERY_WELL, BADLY = 0.10, 0.02, 0.20
 """Nats per byte that reading eight times the trained length may cost, or costs."""
 
@@ -110,16 +112,27 @@ def read_long_and_short(model: nn.Module, batch: Batch) -> tuple[list[float], li
 
 def run(seed: int, size: Size) -> Record:
     text_steps, recall_steps = STEPS[size]
-    held = text(generator(1000 + seed), PIECES[size], LONGEST, held_out=True)
-    lengths = [TRAINED, 256, 512, LONGEST]
-    record: Record = {"places": [PIECE * (i + 1) for i in range(LONGEST // PIECE)], "lengths": lengths, "long": {}, "short": {}, "recall": {}}  # fmt: skip
+    held = text(generator(1000 + seed), PIECES[size], READ[size], held_out=True)
+    lengths = [n for n in (32, 64, TRAINED, 256, 512, LONGEST) if n <= READ[size]]
+    record: Record = {"unmarked": 0.0, "places": [PIECE * (i + 1) for i in range(READ[size] // PIECE)], "lengths": lengths, "long": {}, "short": {}, "recall": {}}  # fmt: skip
     for kind in KINDS:
         model = built(seed, lambda kind=kind: Placed(kind, 256, width=64, depth=2))
         fit(model, lambda g: text(g, 8, TRAINED), text_steps, seed=seed)
         record["long"][kind], record["short"][kind] = read_long_and_short(model, held)
         finder = built(seed, lambda kind=kind: Placed(kind, ASK + 1, width=32, depth=1))
-        fit(finder, lambda g: retrieval(g, 16, int(torch.randint(8, TRAINED + 1, (), generator=g))), recall_steps, lr=1e-2, seed=seed)
+        fit(
+            finder,
+            lambda g: retrieval(g, 16, int(torch.randint(8, TRAINED + 1, (), generator=g))),
+            recall_steps,
+            lr=1e-2,
+            seed=seed,
+        )
         record["recall"][kind] = [accuracy(finder, retrieval(generator(2000 + seed), 16 * PIECES[size], n)) for n in lengths]
+        if kind == "none":
+            asked = retrieval(generator(3000 + seed), 16 * PIECES[size], READ[size])
+            record["unmarked"] = accuracy(
+                finder, asked._replace(tokens=torch.where(asked.tokens < ASK, asked.tokens % VALUES, ASK))
+            )
     return record
 
 
@@ -141,20 +154,105 @@ def judge(records: Sequence[Record]) -> Verdict:
     def far(kind: str) -> list[float]:
         return [r["recall"][kind][-1] for r in records]
 
-    unmoved = [r["short"]["none"][-1] for r in records]
+    def gains(kind: str) -> list[float]:
+        return [r["long"]["none"][-1] - r["long"][kind][-1] for r in records]
+
+    unmarked = [r["unmarked"] for r in records]
     return judged(
-        Check("cost of eight times the length, RoPE, nats per byte", costs("rope"), below=WELL, control=costs("learned"),
-              condition="RoPE is asked about text"),
-        Check("cost of eight times the length, ALiBi, nats per byte", costs("alibi"), below=VERY_WELL, control=costs("learned"),
-              condition="ALiBi reads text, where what is near predicts best"),
-        Check("cost of eight times the length, sinusoidal, nats per byte", costs("sinusoidal"), above=BADLY,
-              control=[inside(r, "sinusoidal") for r in records], condition="sinusoidal positions are the ones that fail on text"),
-        Check("what ALiBi gains over no position on the same bytes at full length, nats per byte",
-              [n["long"]["none"][-1] - n["long"]["alibi"][-1] for n in records], above=0.0,
-              control=[u - r["short"]["none"][-1] for u, r in zip(unmoved, records, strict=True)] if False else None,
-              condition="a position is worth having at all"),
-        Check("accuracy of retrieval at eight times the length, RoPE", far("rope"), above=0.9, control=far("learned"),
+        Check("cost of eight times the trained length on text with RoPE, nats a byte", costs("rope"), below=WELL,
+              control=costs("sinusoidal"), condition="RoPE reads text"),
+        Check("cost of eight times the trained length on text with ALiBi, nats a byte", costs("alibi"), below=VERY_WELL,
+              control=costs("sinusoidal"), condition="it is ALiBi and the text is predicted by what is near"),
+        Check("cost of eight times the trained length on text with sinusoids, nats a byte", costs("sinusoidal"), above=BADLY,
+              control=[inside(r, "sinusoidal") for r in records], condition="the bad one is the sinusoidal one, on text"),
+        Check("what ALiBi gains over no position at the last 64 of 1,024 bytes, nats a byte", gains("alibi"), above=0.05,
+              control=gains("sinusoidal"), condition="ALiBi is compared with no position at all"),
+        Check("share of right retrievals at eight times the trained length with RoPE", far("rope"), above=0.9, control=unmarked,
               condition="RoPE retrieves by content"),
-        Check("accuracy of retrieval at eight times the length, ALiBi", far("alibi"), above=0.9, control=far("learned"),
+        Check("share of right retrievals at eight times the trained length with ALiBi", far("alibi"), above=0.9, control=unmarked,
               condition="ALiBi retrieves by content"),
     )  # fmt: skip
+
+
+def draw(records: Sequence[Record], figure: Figure) -> None:
+    left, middle, right = figure.subplots(1, 3)
+    places, lengths = records[0]["places"], records[0]["lengths"]
+    for number, kind in enumerate(KINDS):
+        difference = [interval([r["long"][kind][i] - r["short"][kind][i] for r in records]) for i in range(len(places))]
+        line_with_band(left, places, difference, kind, number)
+        line_with_band(
+            middle, places, [interval([r["long"][kind][i] for r in records]) for i in range(len(places))], kind, number
+        )
+        line_with_band(
+            right, lengths, [interval([r["recall"][kind][i] for r in records]) for i in range(len(lengths))], kind, number
+        )
+    left.set_ylabel("cost of length on the same bytes, nats")
+    middle.set_ylabel("loss when all is read since byte 0, nats")
+    right.set_ylabel("share of right retrievals")
+    right.set_ylim(-0.03, 1.05)
+    right.axhline(1 / VALUES, color="grey", linestyle="--", linewidth=1)
+    for axis, title in zip((left, middle, right), ("text", "text", "retrieval (dashed: chance)"), strict=True):
+        axis.axvline(TRAINED, color="grey", linestyle=":", linewidth=1)
+        axis.set_title(title)
+        axis.set_xlabel("bytes read" if axis is not right else "tokens read")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks([64, 128, 256, 512, 1024], ["64", "128", "256", "512", "1,024"])
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS))
+
+
+def planted(kind: Plant, seed: int) -> Record:
+    jitter = 0.002 * (seed % 3)
+    steps = LONGEST // PIECE
+    good, bad = 0.0, 1.0
+    costs = {
+        "positive": {"rope": good, "alibi": good, "sinusoidal": bad},
+        "negative": {"rope": bad, "alibi": bad, "sinusoidal": good},
+        "control": {"rope": good, "alibi": good, "sinusoidal": good},
+    }[kind]
+    recalled = 0.97 if kind != "negative" else 0.3
+    # A position that gains nothing over none, or no more than the control's: what each plant says about the fourth check.
+    base = dict.fromkeys(KINDS, 2.2 if kind == "positive" else 2.5 if kind == "negative" else 2.3) | {"none": 2.5}
+    long = {k: [base[k] + jitter] * 2 + [base[k] + costs.get(k, 0.1) + jitter] * (steps - 2) for k in KINDS}
+    short = {k: [base[k]] * steps for k in KINDS}
+    return {
+        "places": [PIECE * (i + 1) for i in range(steps)],
+        "lengths": [TRAINED, LONGEST],
+        "long": long | {"none": short["none"]},
+        "short": short,
+        "recall": {k: [1.0, recalled - jitter] for k in KINDS},
+        "unmarked": 0.95 if kind == "control" else 0.13,
+    }
+
+
+def said(records: Sequence[Record]) -> str:
+    long, short = (interval([sum(r[which]["rope"][-4:]) / 4 for r in records]) for which in ("long", "short"))
+    return f"on the same bytes {short} within the trained length and {long} at 769 to 1,024 bytes"
+
+
+STUDY = Study(
+    claim="Past the trained length RoPE extrapolates well, ALiBi very well, and sinusoidal positions badly.",
+    source="Lecture “Attention”, on positions (Su et al. 2021; Press et al. 2022; Vaswani et al. 2017)",
+    protocol="Two-layer transformers of width 64 learn TinyShakespeare in pieces of 128 bytes and read 1,024: the loss of the last 256 bytes "
+    "less the loss of the same bytes read with the 64 to 127 before them alone. One-layer ones of width 32 learn to say which of 8 to 128 "
+    "tokens was marked, and are asked among 1,024. Well: at most 0.10 nats a byte and 0.9 right; very well: at most 0.02; badly: 0.20 or more.",
+    controls=(
+        "the same bytes read within the trained length by the same model",
+        "sinusoidal positions, of which the claim itself says that they fail",
+        "no position at all, which must not do as well",
+        "retrieval where nothing is marked: chance",
+    ),
+    caption="Left: what length costs on the same bytes. Middle: the loss itself. Right: retrieval by content. Past the dotted line nothing was "
+    "trained; bands are 95% intervals over seeds. ALiBi's line stays at zero on text and falls in retrieval; RoPE's rises on text.",
+    run=run,
+    judge=judge,
+    draw=draw,
+    planted=planted,
+    published=(
+        Published(
+            statement="RoPE extrapolates well past the trained length.",
+            printed="“good” (no number)",
+            measured=said,
+            contradicted=lambda records: interval([cost(r, "rope") for r in records]).low > WELL,
+        ),
+    ),
+)
