@@ -194,7 +194,7 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
         axis.set_xlabel("items (dotted: the most in training)")
         axis.set_ylabel(label)
         axis.set_title(title)
-    figure.axes[0].legend(loc="lower left")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ARMS))
 
 
 def planted(kind: Plant, seed: int) -> Record:
@@ -222,7 +222,8 @@ STUDY = Study(
         "softmax at the trained length, which must have learnt the task",
     ),
     caption="Accuracy and weight on the right item by the number of items; bands are 95% intervals over seeds. Past the dotted line nothing was "
-    "trained. Entmax and sparsemax hold on to the looked-up item; on the maximum every one of them falls.",
+    "trained. Entmax and sparsemax hold on to the looked-up item; so does softmax whose scores are multiplied by log N / log 32 past 32 items. On the "
+    "maximum all of them fall.",
     run=run,
     judge=judge,
     draw=draw,
