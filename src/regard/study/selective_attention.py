@@ -182,11 +182,11 @@ def judge(records: Sequence[Record]) -> Verdict:
         Check("share of variables known at four times the trained number of assignments, selective", whole("assignment", "selective", "longer"),
               above=0.95, control=whole("assignment", "softmax", "longer"), condition="the task is variable assignment"),
         Check(f"accuracy lost in a cache of {SMALL['assignment']} of {ASSIGNED + NAMES} tokens, dropping what is masked most", lost("assignment", "masked"),
-              below=0.02, control=lost("assignment", "oldest"), condition="old tokens are overwritten by name, so that the cache can tell them apart"),
+              below=0.02, control=lost("assignment", "oldest"), condition="tokens in the cache are overwritten by name, as in variable assignment"),
         Check("what selective gains over softmax on text, nats a byte", gain("selective"), above=0.02, control=gain("window"),
               condition="its loss on text is compared with softmax over everything"),
         Check(f"nats a byte lost in a cache of {SMALL['text']} of {LENGTH} bytes, dropping what is masked most", lost("text", "masked"),
-              below=0.02, control=lost("text", "random"), condition="the cache of a text is compared with one that drops any token"),
+              below=0.02, control=lost("text", "random"), condition="on text, its cache is compared with random dropping and not with dropping the oldest"),
         Check(f"nats a byte lost in a cache of {SMALL['text']} of {LENGTH} bytes, against dropping the oldest", lost("text", "masked"),
               below=0.02, control=lost("text", "oldest"), condition="the cache of a text is compared with one that drops the oldest token"),
     )  # fmt: skip
@@ -203,7 +203,7 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
     ]
     for axis, task in ((left, "assignment"), (middle, "text")):
         sizes = records[0]["caches"][task]
-        for number, (name, how) in enumerate(lines):
+        for number, (name, how) in reversed(list(enumerate(lines))):
             made_of = [interval([r[task][name][how][i] for r in records]) for i in range(len(sizes))]
             line_with_band(axis, sizes, made_of, f"{name}, {how} dropped", number)
         axis.set_xscale("log", base=2)
@@ -216,11 +216,11 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
     names = ("selective", "window", "softmax")
     bars(
         right_axis,
-        ("selective", f"softmax over {WINDOW} bytes", "softmax"),
+        ("selective", f"softmax,\n{WINDOW} bytes", "softmax"),
         [interval([r["text"][n]["whole"] for r in records]) for n in names],
     )
     right_axis.set_xlim(left=0.9 * min(r["text"][n]["whole"] for r in records for n in names))
-    right_axis.set_xlabel("loss with everything cached, nats a byte")
+    right_axis.set_xlabel("loss, nothing dropped, nats")
     right_axis.set_title("text")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
