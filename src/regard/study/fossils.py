@@ -44,7 +44,7 @@ Kind = Literal["attention", "lstm", "gru", "cnn"]
 KINDS: tuple[Kind, ...] = ("attention", "lstm", "gru", "cnn")
 WIDTH, SYMBOLS = 48, 9
 COPIED, DISTANCES = (6, 12, 24), (1, 2, 4, 8, 16, 31)
-STEPS = {"mini": (2, 2), "quick": (40, 80), "full": (80, 250)}
+STEPS = {"mini": (2, 2), "quick": (40, 80), "full": (80, 200)}
 """Of copying (recurrent models take 2½ times as many) and of recall."""
 LENGTHS = {"mini": (128, 256), "quick": (256, 512, 1024), "full": (256, 512, 1024, 2048)}
 KERNEL, DEPTH = 4, 2
