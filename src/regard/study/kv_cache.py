@@ -214,7 +214,6 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
         middle.plot(lengths, pairs, color=("#0072B2", "#D55E00")[index], ls="--", label=f"{label}: pairs")
     for index, (name, label) in ((0, ("all", "a key head for each of 4")), (2, ("grouped", "one key head for all 4"))):
         line_with_band(right, lengths, values("bytes", name, 1 / 1024), label, index)
-    middle.set_ylim(top=3e6)
     for axes, label in ((left, "CPU time of the next token, ms"), (middle, "million operations"), (right, "cache, KiB")):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -222,6 +221,8 @@ def draw(records: Sequence[Record], figure: Figure) -> None:
         axes.set_xlabel("tokens so far")
         axes.set_ylabel(label)
         axes.legend()
+    # Room for the legend above the lines.
+    middle.set_ylim(top=3e6)
 
 
 def planted(kind: Plant, seed: int) -> Record:
