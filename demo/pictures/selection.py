@@ -267,7 +267,7 @@ def linear(figure: Any, theme: Theme) -> None:
 
 
 def abstain(figure: Any, theme: Theme) -> None:
-    from demo.map import rows
+    from regard.study.selection_map import rows
 
     left, right = figure.subplots(1, 2)
     scores = torch.linspace(-3, 6, 200)
