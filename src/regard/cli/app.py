@@ -16,6 +16,7 @@ from .identity import app as identity
 from .imprint import imprint
 from .models import app as models
 from .sleep import sleep
+from .study import app as study
 from .train import train
 
 HELP = """Attention that can measure, choose and remember.
@@ -28,6 +29,7 @@ regard explain "cosine | entmax(1.5) | alibi" --q 1,8,1024,64
 regard imprint diary.txt --identity mara
 regard chat --identity mara
 regard train
+regard study list
 """
 
 app = typer.Typer(
@@ -64,6 +66,7 @@ app.command()(imprint)
 app.command()(sleep)
 app.add_typer(identity, name="identity")
 app.add_typer(evaluate, name="evaluate")
+app.add_typer(study, name="study")
 app.command()(explain)
 app.command()(bench)
 app.command()(train)

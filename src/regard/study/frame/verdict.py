@@ -21,6 +21,12 @@ from ...errors import ShapeError, SpecError
 
 Kind = Literal["holds", "holds only if", "does not hold"]
 DRAWS = 4000
+KINDS: dict[Kind, tuple[str, str]] = {
+    "holds": ("✓", "成り立つ"),
+    "holds only if": ("◐", "条件付き"),
+    "does not hold": ("✗", "成り立たない"),
+}
+"""A sign for each verdict, and its name in Japanese."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""What every study must do: measure in miniature, judge planted data rightly, and draw. A new study is tested by being there."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from timed import untimed
+
+from regard.study.frame.figure import shown
+from regard.study.frame.run import Failure, Seed, measured
+from regard.study.frame.study import PLANTS, Plant, Study, studies
+from regard.study.frame.verdict import Verdict
+
+STUDIES = studies()
+EVERY = pytest.mark.parametrize("name", STUDIES)
+
+
+def planted(study: Study, kind: Plant) -> list[dict[str, Any]]:
+    return [study.planted(kind, seed) for seed in study.seeds_of("full")]
+
+
+@EVERY
+def test_a_study_in_miniature_gives_json_that_can_be_judged_and_drawn(name: str):
+    study = STUDIES[name]
+    if study.lacking:
+        pytest.skip(f"needs {', '.join(study.lacking)}")
+    lines = [measured(Seed(name, seed, "mini"), "test") for seed in study.seeds_of("mini")]
+    assert not [line.why for line in lines if isinstance(line, Failure)]
+    records = [line["record"] for line in lines if not isinstance(line, Failure)]
+    assert json.loads(json.dumps(records, allow_nan=False)) == records
+    verdict = study.judge(records)
+    assert isinstance(verdict, Verdict)
+    assert all(math.isfinite(check.measured.mean) for check in verdict.checks)
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    study.draw(records, figure)
+    figure.draw_without_rendering()
+    panels = shown(figure)
+    assert panels
+    assert all(panel.keys() & {"lines", "bars", "points", "pictures"} for panel in panels if panel.get("x") or panel.get("y"))
+    for statement in study.published:
+        assert statement.measured(records)
+        assert isinstance(statement.contradicted(records), bool)
+
+
+@EVERY
+def test_the_same_seed_gives_the_same_record(name: str):
+    study = STUDIES[name]
+    if study.lacking:
+        pytest.skip(f"needs {', '.join(study.lacking)}")
+    first, again = (study.run(0, "mini") for _ in range(2))
+    # What was timed differs from run to run, and its name says so.
+    assert untimed(first) == untimed(again)
+
+
+@EVERY
+def test_a_planted_truth_holds(name: str):
+    verdict = STUDIES[name].judge(planted(STUDIES[name], "positive"))
+    assert verdict.kind == "holds", verdict.because
+
+
+@EVERY
+def test_a_planted_untruth_does_not_hold(name: str):
+    assert STUDIES[name].judge(planted(STUDIES[name], "negative")).kind == "does not hold"
+
+
+@EVERY
+def test_what_the_control_shows_too_never_holds(name: str):
+    assert STUDIES[name].judge(planted(STUDIES[name], "control")).kind == "does not hold"
+
+
+@EVERY
+def test_planted_records_have_the_shape_of_measured_ones(name: str):
+    study = STUDIES[name]
+    if study.lacking:
+        pytest.skip(f"needs {', '.join(study.lacking)}")
+    record = study.run(1, "mini")
+    for kind in PLANTS:
+        assert study.planted(kind, 0).keys() <= record.keys() | {"timed"}, kind
+
+
+@EVERY
+def test_a_study_says_what_it_tests_in_plain_sentences(name: str):
+    study = STUDIES[name]
+    assert study.claim.endswith(".")
+    assert study.protocol.endswith(".")
+    assert study.caption.endswith(".")
+    assert study.controls
+    assert study.seeds >= 5
+    assert study.source
