@@ -31,6 +31,7 @@ GEOMETRY_SPECS: dict[str, list[str]] = {
         f"self_conditioned(form={form})"
         for form in ("uniform", "temperature", "key_bias", "low_rank", "self_token", "null_slot")
     ],
+    "affect": ["affect"],
 }
 SELECTION_SPECS: dict[str, list[str]] = {
     "softmax": ["softmax", "softmax(0.5)", "softmax(learned)"],
@@ -128,7 +129,7 @@ def full_state(s: Situation, width: int = D, value_width: int = E, dtype: torch.
     """Every tensor that a mechanism can ask for."""
     H, G = s.heads, s.key_heads
     weights = {
-        "u": random(H, S), "w": random(H, S, scale=0.3), "U": random(G, width, S, scale=0.3),
+        "u": random(H, S), "w": random(H, S, scale=0.3), "t": random(H, S, scale=0.3), "U": random(G, width, S, scale=0.3),
         "A": random(H, width, RANK), "B": random(RANK, S), "C": random(H, RANK, width, scale=0.3),
         "W_k": random(G, width, S), "W_v": random(G, value_width, S),
     }  # fmt: skip

@@ -274,12 +274,18 @@ class Attention(nn.Module):
 
         Where `turns_early` says so, q and k come turned.
         """
+        whole = self.state(state)
+        if whole.offset not in (None, len(cache)):
+            raise StateError(
+                f"state.offset={whole.offset!r}, and the first of the new tokens stands at {len(cache)}, after those in the cache: "
+                "leave offset out"
+            )
         cache = cache.of(self.owner, k.shape[0]).grown(k, k if v is None else v)
-        if self.bare is not None and q.shape[2] == 1 and (allow is None or isinstance(allow, Causal | All)):
+        if self.bare is not None and state is None and q.shape[2] == 1 and (allow is None or isinstance(allow, Causal | All)):
             # One token after the others is what decoding does all day: the call that the plan would come to, at once.
             return one_row(q, cache.keys(), cache.values(), self.bare), cache
-        whole = replace(self.state(state), carry=cache.carry)
-        problem = pose(q, cache.keys(), cache.values(), self.met, (None, None, None), allow, whole)
+        parts = (None, None, None)
+        problem = pose(q, cache.keys(), cache.values(), self.met, parts, allow, replace(whole, carry=cache.carry))
         out, carry = run(problem)
         return out, cache if carry is None else replace(cache, carry=carry)
 
@@ -314,7 +320,9 @@ class Attention(nn.Module):
 
     def state(self, given: State | None = None) -> State:
         """What a call carries: the episode's tensors, completed by this module's own."""
-        state = given or State()
+        if given is not None and not isinstance(given, State):
+            raise StateError(f"state={given!r:.60}; pass regard.State(...)")
+        state = _NOTHING if given is None else given
         if self.trained:
             trained = dict(self.trained.items())
             for part in self.spec.parts:
@@ -340,6 +348,9 @@ class Attention(nn.Module):
             return self.out(y.transpose(1, 2).flatten(-2))
         by_query, by_key = (side.transpose(1, 2).flatten(-2) for side in y.chunk(2, dim=-1))
         return by_query @ self.q.weight + by_key @ self.k.weight
+
+
+_NOTHING = State()
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

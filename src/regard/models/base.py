@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..attention.allow import Allow, Causal
 from ..attention.inspect import Attended
-from ..errors import CheckpointError, CombinationError, ShapeError
+from ..errors import CheckpointError, CombinationError, ShapeError, StateError
 from ..nn import Attention, Cache
 from ..state import State
 from .blocks import Block, BlockContext
@@ -164,7 +164,7 @@ class CausalModel(Model):
         positions: Tensor | None = None,
     ) -> Output:
         """`positions` (B, N) or (N) places the tokens where places are absolute; left-padded batches need it there."""
-        x = self.start(tokens, len(caches[0]) if caches else 0, positions)
+        x = self.start(tokens, cached_length(caches, len(self.blocks)), positions)
         x = F.dropout(x, self.start_dropout, self.training)
         way = walk(self.blocks, x, narrowed(self.rule(), allow), caches, states, look)
         last = self.norm(way.x)
@@ -185,9 +185,22 @@ def narrowed(rule: Allow, allow: Allow | None) -> Allow:
 def per_layer(states: States, depth: int) -> list[State | None]:
     if states is None or isinstance(states, State):
         return [states] * depth
+    if not isinstance(states, Sequence) or not all(x is None or isinstance(x, State) for x in states):
+        raise StateError(f"states={states!r:.60}: give a regard.State(...), or a list with one or None for each layer")
     if len(states) != depth:
         raise ShapeError(f"{len(states)} states for {depth} layers; give one, or one for each layer")
     return list(states)
+
+
+def cached_length(caches: Sequence[Cache] | None, count: int) -> int:
+    """Tokens that the caches of a model hold; whatever is not one cache for each of its layers is refused."""
+    if caches is None:
+        return 0
+    if not isinstance(caches, Sequence) or not all(isinstance(c, Cache) for c in caches):
+        raise StateError(f"caches={caches!r:.60}: give what the last call returned, or [Cache() for _ in range({count})]")
+    if len(caches) != count:
+        raise ShapeError(f"{len(caches)} caches; this model keeps {count}, one for each layer: begin with [Cache()] * {count}")
+    return len(caches[0]) if count else 0
 
 
 @dataclass(frozen=True)
@@ -222,6 +235,7 @@ def walk(
     look: Look | None,
 ) -> Walk:
     """x through every block in turn."""
+    cached_length(caches, len(blocks))
     look = look or Look()
     hidden, seen, grown = [x], list[Attended](), list[Cache]()
     for i, (block, state) in enumerate(zip(blocks, per_layer(states, len(blocks)), strict=True)):

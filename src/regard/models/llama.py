@@ -15,6 +15,7 @@ from ..nn import Attention
 from ..position import Rope
 from .base import CausalModel
 from .blocks import Block, FeedForward, layer_specs, scale_residuals
+from .tokens import TokenTable
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Llama(CausalModel):
         self.config = c = config
         self.context = c.context
         specs = layer_specs(c.attention, c.depth, c.rope)
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.blocks = nn.ModuleList(
             Block(
                 Attention(c.width, c.heads, spec, key_heads=c.key_heads, head_width=c.head_width, bias=c.attention_bias),

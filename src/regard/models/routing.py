@@ -26,6 +26,7 @@ from .base import CausalModel, Look, Output, States, narrowed, walk
 from .blocks import Activation, Block, BlockContext, FeedForward, layer_specs
 from .clusters import ClusteredAttention
 from .experts import Experts, Gate, Route
+from .tokens import TokenTable
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Routing(CausalModel):
     def __init__(self, config: RoutingConfig) -> None:
         super().__init__()
         self.config = c = config
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.blocks = nn.ModuleList(RoutedBlock(c, spec) for spec in layer_specs(c.attention, c.depth, c.rope))
         self.norm = nn.RMSNorm(c.width, eps=c.eps)
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)

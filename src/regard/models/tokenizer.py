@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import CheckpointError, RegardError, ShapeError, needs_extra
 from ..files import read_plain, reading, write_bytes, write_text
@@ -20,6 +20,10 @@ from .convert.fields import Fields, read_json
 from .generation_info import as_ids
 from .runs import checkpoint_folder, verify
 from .sentencepiece import BOS, EOS, Pieces, as_tokenizer, read_model, read_tokenizer_bin, tokenizer_bin
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Inner
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 JSON_BYTES = 256 << 20
 MOST_BYTES = 512
@@ -32,6 +36,9 @@ CONTROL, USER_DEFINED = 3, 4
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {"llama-bpe": WORDS % "1,3", "llama3": WORDS % "1,3", "qwen2": WORDS % "1"}
 """How text is cut before the byte pairs, by the name that llama.cpp gives it, where it is not GPT-2's own way."""
+
+
+Value = TypeVar("Value")
 
 
 class TokenizerError(RegardError):
@@ -85,7 +92,7 @@ class Tokenizer:
 
         return continued(decode, [int(i) for i in after], [int(i) for i in ids])
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **values: Any) -> str:
+    def chat(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True, **values: object) -> str:
         """The conversation as the model was trained to see it, open for the model's turn."""
         if self.template is None:
             raise CheckpointError("this tokenizer came without a chat template: it belongs to a model that only continues text")
@@ -116,7 +123,7 @@ class Tokenizer:
     def files(self) -> dict[str, bytes]:
         """What `save` writes, by name: two tokenizers of the same files are the same."""
         s = self.special
-        values: dict[str, Any] = {} if self.template is None else {"chat_template": self.template}
+        values: dict[str, object] = {} if self.template is None else {"chat_template": self.template}
         if isinstance(self.coder, Pieces):
             main = {"tokenizer.bin": tokenizer_bin(self.coder)}
             # The file has no room for which ids are which.
@@ -147,7 +154,7 @@ def _add_stops(path: Path, ends: tuple[int, ...]) -> None:
 class Subwords:
     """A `tokenizers.Tokenizer` behind our two verbs."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Inner) -> None:
         self.inner = inner
         self.size: int = inner.get_vocab_size()
 
@@ -170,8 +177,9 @@ class Subwords:
 
     def id_of(self, text: object) -> int | None:
         """The token that is written like this, or None; half of a surrogate pair is no text."""
-        plain = isinstance(text, str) and text.encode("utf-8", errors="replace").decode("utf-8") == text
-        return self.inner.token_to_id(text) if plain else None
+        if not isinstance(text, str) or text.encode("utf-8", errors="replace").decode("utf-8") != text:
+            return None
+        return self.inner.token_to_id(text)
 
     def _encoded(self, text: str, framed: bool) -> list[int]:
         # What JSON and terminals give for broken text, halves of surrogate pairs, is no UTF-8.
@@ -184,7 +192,7 @@ class Characters(Subwords):
     """A vocabulary of single characters. `tokenizers` would read its file too, a hundred times slower; one that it does not have
     is named, where `tokenizers` only says that there is none."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Inner) -> None:
         super().__init__(inner)
         self.ids: dict[str, int] = inner.get_vocab()
 
@@ -205,7 +213,7 @@ class Bytes(Subwords):
         return list(text.encode("utf-8", errors="replace"))
 
 
-def subwords(inner: Any) -> Subwords:
+def subwords(inner: Inner) -> Subwords:
     """The fastest reader of a `tokenizers.Tokenizer`: single characters and bytes need no search for pairs."""
     if type(inner.model).__name__ != "WordLevel" and inner.get_vocab_size() > MOST_BYTES:
         return Subwords(inner)  # looking closer would take longer than loading it
@@ -263,11 +271,11 @@ def from_bin(path: Path) -> Tokenizer:
     if own is None:
         return Tokenizer(read_tokenizer_bin(path), Specials(bos=BOS, eos=EOS, unknown=0, add_bos=True, stops=(BOS,)))
     coder = read_tokenizer_bin(path, as_ids(own.ids("special")))
-    found = {name: own.ids(name) for name in ("bos", "eos", "pad", "unknown")}
-    for name, i in found.items():
+    ids = {name: own.ids(name) for name in ("bos", "eos", "pad", "unknown")}
+    for name, i in ids.items():
         if isinstance(i, list) or not -1 < (0 if i is None else i) < len(coder.pieces):
             raise own.refuse(name, f"it must be the number of one of {len(coder.pieces)} tokens")
-    one = {name: i for name, i in found.items() if not isinstance(i, list)}
+    one = {name: i for name, i in ids.items() if not isinstance(i, list)}
     specials = Specials(**one, add_bos=own.flag("add_bos", True), stops=as_ids(own.ids("stops")))
     return Tokenizer(coder, specials, _template(values, path.parent))
 
@@ -281,24 +289,24 @@ def _template(values: Fields, folder: Path) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def from_gguf(metadata: Mapping[str, Any], origin: str) -> Tokenizer:
-    def get(name: str, kind: type, default: Any = None) -> Any:
-        value = metadata.get(f"tokenizer.ggml.{name}", default)
+def from_gguf(metadata: Mapping[str, object], origin: str) -> Tokenizer:
+    def get(name: str, kind: type[Value]) -> Value | None:
+        value = metadata.get(f"tokenizer.ggml.{name}")
         if value is not None and not isinstance(value, kind):
             raise CheckpointError(f"{origin}: tokenizer.ggml.{name} is {value!r:.60}; it must be a {kind.__name__}")
         return value
 
-    def many(name: str, kind: type, default: Any) -> Any:
-        values = get(name, list, default)
+    def many(name: str, kind: type[Value], default: list[Value]) -> list[Value]:
+        values: list[Value] | None = get(name, list)
         # An array has one type, so its first value speaks for all.
         if values and not isinstance(values[0], kind):
             raise CheckpointError(
                 f"{origin}: tokenizer.ggml.{name} starts with {values[0]!r:.60}; it holds {kind.__name__} values"
             )
-        return values
+        return default if values is None else values
 
-    tokens: list[str] = many("tokens", str, [])
-    kinds: list[int] = many("token_type", int, [1] * len(tokens))
+    tokens = many("tokens", str, [])
+    kinds = many("token_type", int, [1] * len(tokens))
     if not tokens or len(kinds) != len(tokens):
         raise CheckpointError(f"{origin} has {len(tokens)} tokens and {len(kinds)} token types; it carries no whole tokenizer")
     ids = {n: get(f"{n}_token_id", int) for n in ("bos", "eos", "padding", "unknown", "eot")}
@@ -307,25 +315,28 @@ def from_gguf(metadata: Mapping[str, Any], origin: str) -> Tokenizer:
             raise CheckpointError(f"{origin}: {name}_token_id is {i}, and there are {len(tokens)} tokens")
     model = get("model", str)
     if model == "gpt2":
-        coder: Coder = Subwords(_byte_pairs(tokens, kinds, many("merges", str, []), get("pre", str, "gpt-2"), origin))
+        pre = get("pre", str)
+        pairs = _byte_pairs(tokens, kinds, many("merges", str, []), "gpt-2" if pre is None else pre, origin)
+        coder: Coder = Subwords(pairs)
     elif model == "llama":
-        scores: list[float] = many("scores", float, [0.0] * len(tokens))
+        scores = many("scores", float, [0.0] * len(tokens))
         special = [i for i, kind in enumerate(kinds) if kind in (2, CONTROL)]
         coder = Pieces([t.replace("▁", " ").encode("utf-8") for t in tokens], scores, special)
     else:
         raise CheckpointError(f"{origin}: tokenizer.ggml.model is {model!r}; gpt2 (byte pairs) and llama (pieces) are read")
     stops = tuple(i for i in (ids["eot"],) if i is not None and i != ids["eos"])
-    add_bos = get("add_bos_token", bool, model == "llama")
+    add_bos = get("add_bos_token", bool)
+    add_bos = model == "llama" if add_bos is None else add_bos
     specials = Specials(ids["bos"], ids["eos"], ids["padding"], ids["unknown"], add_bos, stops)
     template = metadata.get("tokenizer.chat_template")
     return Tokenizer(coder, specials, template if isinstance(template, str) else None)
 
 
-def _byte_pairs(tokens: list[str], kinds: list[int], merges: list[str], pre: str, origin: str) -> Any:
+def _byte_pairs(tokens: list[str], kinds: list[int], merges: list[str], pre: str, origin: str) -> Inner:
     with needs_extra("models"):
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    cuts: dict[str, Any] = {
+    cuts: dict[str, PreTokenizer] = {
         "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
         "default": pre_tokenizers.ByteLevel(add_prefix_space=False),
         # SmolLM reads numbers digit by digit, then as GPT-2 does.

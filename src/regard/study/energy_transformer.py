@@ -14,7 +14,8 @@ digits). Half of the patches are hidden; the model says which they are.
 The weights are shared by all steps, so that depth costs no parameters.
 
 Tried: 64 pixels of 8 grey values as tokens: four times the time a step, and after 60 batches no better than the commonest value at
-each place (0.58 against 0.58).
+each place (0.58 against 0.58). Of the patches, 350 batches win 4 points of accuracy over the commonest, where 5 had been asked for
+before; longer training was not tried.
 """
 
 from __future__ import annotations

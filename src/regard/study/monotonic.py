@@ -12,7 +12,8 @@ written when its run begins, and not before; how far one may wait beyond that is
 
 The encoder is causal in all of them, or the delay would mean nothing, and letters are written one after another from their own
 output (no teacher forcing). The control is the same task backwards, "cba": there the first answer is at the end, and a reader that
-never goes back must fail while softmax does not. In the middle, pairs swapped ("badc"): the order is wrong, but only by one run.
+never goes back must fail while softmax does not. Pairs swapped ("badc") are shown too, but softmax does not learn them in these 200
+batches either (0.43), so that they say little about the reader. Task and bounds were set after pilots of one seed.
 """
 
 from __future__ import annotations
