@@ -30,6 +30,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gru, attending": ("recurrent", {"kind": "gru", "attention": "additive | softmax"}),
     "cnn": ("recurrent", {"kind": "cnn"}),
     "mixture": ("routing", {"experts": 5}),
+    "noisy": ("routing", {"experts": 5, "gate": "noisy"}),
     "switch": ("routing", {"experts": 5, "chosen": 1, "capacity": 1.25}),
     "clustered": ("routing", {"experts": 1, "clusters": 3}),
 }
