@@ -22,6 +22,7 @@ from .base import Look, Model, Output, States, walk
 from .blocks import Activation, Block, FeedForward, layer_specs
 from .infill import masks_filled
 from .objectives import Masked, Objective
+from .tokens import TokenTable
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -70,7 +71,7 @@ class Bert(Model):
         self.config = c = config
         self.context = c.context
         specs = layer_specs(c.attention, c.depth, NoPosition())
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.place = nn.Embedding(c.context, c.width)
         self.sentence = nn.Embedding(c.types, c.width)
         self.norm = nn.LayerNorm(c.width, eps=c.eps)

@@ -31,6 +31,7 @@ from .base import Look, Model, Output, States, narrowed, per_layer
 from .blocks import layer_specs
 from .infill import masks_filled
 from .objectives import Masked, Objective
+from .tokens import TokenTable
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -72,7 +73,7 @@ class EnergyTransformer(Model):
         super().__init__()
         self.config = c = config
         self.context = c.context
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.place = nn.Embedding(c.context, c.width)
         self.blocks = nn.ModuleList(EnergyBlock(c, spec) for spec in layer_specs(c.attention, c.depth, NoPosition()))
         self.norm = nn.LayerNorm(c.width, eps=c.eps)

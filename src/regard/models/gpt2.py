@@ -12,6 +12,7 @@ from ..nn import Attention
 from ..position import NoPosition
 from .base import CausalModel
 from .blocks import Activation, Block, FeedForward, NormOrder, last_norm, layer_specs, scale_residuals
+from .tokens import TokenTable
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class GPT2(CausalModel):
         self.config = c = config
         self.context, self.start_dropout = c.context, c.dropout
         specs = layer_specs(c.attention, c.depth, NoPosition())
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.place = nn.Embedding(c.context, c.width)
         self.blocks = nn.ModuleList(
             Block(

@@ -25,6 +25,7 @@ from .base import Look, Model, Output, States, narrowed, walk
 from .blocks import Activation, Block, BlockContext, FeedForward, attended, layer_specs
 from .infill import joined_around
 from .objectives import MASK, SENTINEL, Objective, Spans, TextToText
+from .tokens import TokenTable
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -89,7 +90,7 @@ class T5(Model):
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.config = c = config
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         both = Relative(c.buckets, c.max_distance)
         self.encoder = Stack(c, [_block(c, spec) for spec in layer_specs(c.attention, c.depth, both)])
         past = replace(both, direction="past")
