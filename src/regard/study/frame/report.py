@@ -123,7 +123,7 @@ def _check(c: Check) -> dict[str, Any]:
 def verdict_table(every: Sequence[Judged], link: str) -> str:
     """One line a study; `link` is the page that its name leads to."""
     rows = [
-        f"| [{e.study.name}]({link}#{e.study.name}) | {_cell(e.study.claim)} | {KINDS[e.verdict.kind][0]} {_cell(str(e.verdict))} |"
+        f"| [{e.study.name}]({link}#{e.study.name}) | {_cell(e.study.claim)} | {KINDS[e.verdict.kind][0]} {_cell(e.verdict.short)} |"
         for e in every
     ]
     return "\n".join(["| study | claim | verdict |", "|---|---|---|", *rows])

@@ -21,6 +21,8 @@ from ...errors import ShapeError, SpecError
 
 Kind = Literal["holds", "holds only if", "does not hold"]
 DRAWS = 4000
+SHORT = 110
+"""Letters of a verdict's conditions in a table."""
 KINDS: dict[Kind, tuple[str, str]] = {
     "holds": ("✓", "成り立つ"),
     "holds only if": ("◐", "条件付き"),
@@ -122,6 +124,18 @@ class Verdict:
     def __str__(self) -> str:
         return f"{self.kind} {self.because}" if self.kind == "holds only if" else self.kind
 
+    @property
+    def short(self) -> str:
+        """For a line of a table: the first conditions, and how many checks passed where there are more."""
+        if self.kind != "holds only if":
+            return self.kind
+        conditions = self.because.split("; ")
+        shown = [c for n, c in enumerate(conditions) if not n or len("; ".join(conditions[: n + 1])) <= SHORT]
+        more = (
+            f"; … ({sum(c.passed for c in self.checks)} of {len(self.checks)} checks)" if len(shown) < len(conditions) else ""
+        )
+        return f"{self.kind} {'; '.join(shown)}{more}"
+
 
 def judged(*checks: Check) -> Verdict:
     """The verdict of these checks."""
@@ -137,4 +151,4 @@ def judged(*checks: Check) -> Verdict:
     passed = [c for c in checks if c.passed]
     if needed or not passed:
         return Verdict("does not hold", "; ".join(c.what for c in needed or missed), checks)
-    return Verdict("holds only if", "; ".join(c.condition or c.what for c in passed), checks)
+    return Verdict("holds only if", "; ".join(dict.fromkeys(c.condition or c.what for c in passed)), checks)
