@@ -68,9 +68,9 @@ def test_every_check_must_pass_for_a_claim_to_hold():
 
 def test_a_line_of_a_table_has_the_first_conditions_and_how_many_passed():
     passing = [
-        Check(f"{n}", [1.0, 1.1], above=0.5, condition=f"condition {n} of several that are long enough") for n in range(5)
+        Check(f"{n}", [1.0, 1.0], above=0.5, condition=f"condition {n} of several that are long enough") for n in range(5)
     ]
-    verdict = judged(*passing, passing[0], Check("no", [0.0, 0.1], above=0.5))
+    verdict = judged(*passing, passing[0], Check("no", [0.0, 0.0], above=0.5))
     assert str(verdict).count("condition 0") == 1, "the same condition is said once"
     assert verdict.short.startswith("holds only if condition 0")
     assert verdict.short.endswith("… (6 of 7 checks)")
