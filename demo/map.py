@@ -1,34 +1,17 @@
-"""The two-axis map, placed by measurement.
-
-A row is one query and 64 keys of width 64. In the first condition 4 keys are consistent with the query (their cosine with it
-is drawn from [0.3, 0.7]) and 60 are strangers; in the second all 64 are strangers.
-
-    across    the effective number of keys, exp of the entropy of the weights, in rows of the first condition that were accepted
-    upwards   the share of the weight kept off strangers, averaged over the two conditions
-
-A mechanism that must choose gives all of its weight to strangers in the second condition, so it cannot pass ½. One that may
-refuse has one number to say when; it is set on rows of its own, so that 95% of the rows with a consistent key are accepted.
-"""
+"""The two-axis map of the tour and of docs/map.md: some mechanisms as `regard.study.selection_map` measures them, and their labels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from regard.attention.inspect import inspect
-from regard.selection.gd import coherent_length
+from regard.study.selection_map import measured, thresholds
 
-WIDTH, KEYS, FITTING, ROWS = 64, 64, 4, 256
-NEAR, FAR = 0.7, 0.3
 SEEDS = tuple(range(8))
-CALIBRATION = 1000
-COVERAGE = 0.95
 
 Nudge = tuple[float, float, str]
 
@@ -89,42 +72,6 @@ TRAILS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
 )
 
 
-@lru_cache(maxsize=64)
-def rows(seed: int, fitting: int) -> tuple[Tensor, Tensor]:
-    """q (R, 1, 1, D) and k (R, 1, K, D); the first `fitting` keys are consistent with their query."""
-    g = torch.Generator().manual_seed(seed)
-    q, k = torch.randn(ROWS, 1, 1, WIDTH, generator=g), torch.randn(ROWS, 1, KEYS, WIDTH, generator=g)
-    cosine = FAR + (NEAR - FAR) * torch.rand(ROWS, 1, fitting, 1, generator=g)
-    near = cosine * q + (1 - cosine.square()).sqrt() * k[:, :, :fitting]
-    return q, torch.cat([near, k[:, :, fitting:]], dim=2)
-
-
-def thresholds() -> dict[str, str]:
-    """The values that accept 95% of rows with a consistent key, from rows that are used for nothing else."""
-    q, k = rows(CALIBRATION, FITTING)
-    scores = (q @ k.mT).flatten(1) * WIDTH**-0.5
-    cosine = torch.cosine_similarity(q, k, dim=-1).flatten(1)
-    nearest = (q - k).square().sum(-1).amin(-1).flatten()
-    return {
-        "lse": f"{float(scores.logsumexp(-1).quantile(1 - COVERAGE)):.2f}",
-        "largest": f"{float(scores.amax(-1).quantile(1 - COVERAGE)):.2f}",
-        "cosine": f"{float(cosine.amax(-1).quantile(1 - COVERAGE)) / 0.1:.2f}",
-        "beta": f"{coherent_length(0.5) ** 2 / float(nearest.quantile(COVERAGE)):.4f}",
-    }
-
-
-def _once(spec: str, seed: int) -> tuple[float, ...]:
-    q, k = rows(seed, FITTING)
-    seen = inspect(q, k, k, spec)
-    weights = seen.weights()[:, 0, 0]
-    taken = seen.accepted.flatten()
-    effective = seen.effective.flatten()[taken].mean() if bool(taken.any()) else torch.tensor(float("nan"))
-    kept, leak = weights[:, :FITTING].sum(-1).mean(), weights[:, FITTING:].sum(-1).mean()
-    q, k = rows(seed + CALIBRATION + 1, 0)
-    fooled = inspect(q, k, k, spec).weights().sum(-1).mean()
-    return tuple(float(x) for x in (effective, 1 - (leak + fooled) / 2, kept, leak, fooled))
-
-
 @contextmanager
 def one_thread() -> Generator[None]:
     """Tensors as small as these lose more to waiting for a second thread than it gives, tenfold on a busy machine."""
@@ -137,7 +84,7 @@ def one_thread() -> Generator[None]:
 
 
 def place(label: str, spec: str, nudge: Nudge = (9, 0, "left"), seeds: Iterable[int] = SEEDS) -> Place:
-    found = torch.tensor([_once(spec, seed) for seed in seeds], dtype=torch.float64)
+    found = torch.tensor([measured(spec, seed) for seed in seeds], dtype=torch.float64)
     mean = found.mean(0).tolist()
     spread = found.std(0).tolist() if len(found) > 1 else [0.0] * found.shape[1]
     return Place(label, spec, mean[0], spread[0], mean[1], spread[1], *mean[2:], nudge=nudge)

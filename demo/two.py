@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,8 +30,9 @@ from regard.identity.write.rule import Rule, imprint
 from regard.identity.write.self_state import SelfRule, fresh
 from regard.identity.write.trace import TraceRule, cosine, spectrum
 from regard.models.base import Model
+from regard.models.continuation import Continuation
 from regard.models.tokenizer import Tokenizer
-from regard.study.evaluate import rotated, shuffled
+from regard.study.people.lab import rotated, shuffled
 
 FORM: Form = "self_token"
 RULE = Rule(keep="learned", share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form=FORM))
@@ -175,18 +177,19 @@ class Study:
         ids = self.asking([], prompt)
         living_ones: list[Identity | None] = [None, *who]
         said = [self.greedy(i, ids) for i in living_ones]
-        answers = [Answer("nobody", self.pieces(said[0]), cut=len(said[0]) == LENGTH)]
+        answers = [Answer("nobody", self.pieces(said[0], ids), cut=len(said[0]) == LENGTH)]
         for n, person in enumerate(people):
             mine, base, other = (along(self.model, i, ids, said[n + 1]) for i in (who[n], None, who[1 - n]))
             apart, from_base = kl_each(mine, other), kl_each(mine, base)
             line = said[n + 1]
             answers.append(
-                Answer(person.name, self.pieces(line), tuple(apart.tolist()), float(from_base.mean()), len(line) == LENGTH)
+                Answer(person.name, self.pieces(line, ids), tuple(apart.tolist()), float(from_base.mean()), len(line) == LENGTH)
             )
         for person in people:
             past = [dict(m) for chat in person.history for m in chat]
-            line = self.greedy(None, self.asking(past, prompt))
-            answers.append(Answer(f"{person.name}, history in context", self.pieces(line), cut=len(line) == LENGTH))
+            whole = self.asking(past, prompt)
+            line = self.greedy(None, whole)
+            answers.append(Answer(f"{person.name}, history in context", self.pieces(line, whole), cut=len(line) == LENGTH))
         tick()
         return Asked(prompt, tuple(answers))
 
@@ -202,15 +205,13 @@ class Study:
         line = [t for t in out if t not in ends]
         return line or out
 
-    def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """The text of each token; whatever only several of them make together stands with the last."""
-        found: list[str] = []
-        whole = ""
-        for n in range(1, len(ids) + 1):
-            text = self.tokenizer.decode(ids[:n])
-            found.append("" if text.endswith("�") else text[len(whole) :])
-            whole = whole if text.endswith("�") else text
-        return tuple(found)
+    def pieces(self, ids: Sequence[int], after: Sequence[int]) -> tuple[str, ...]:
+        """The text that each token adds; whatever only several of them make together stands with the last."""
+        written, ends = Continuation(self.tokenizer.decode, after), [0]
+        for token in ids:
+            written.push(token)
+            ends.append(len(written.stable))
+        return tuple(written.stable[a:b] for a, b in pairwise(ends))
 
     @torch.no_grad()
     def loss(self, who: Identity | None, item: Item) -> float:

@@ -31,6 +31,7 @@ GEOMETRY_SPECS: dict[str, list[str]] = {
         f"self_conditioned(form={form})"
         for form in ("uniform", "temperature", "key_bias", "low_rank", "self_token", "null_slot")
     ],
+    "affect": ["affect"],
 }
 SELECTION_SPECS: dict[str, list[str]] = {
     "softmax": ["softmax", "softmax(0.5)", "softmax(learned)"],
@@ -44,6 +45,16 @@ SELECTION_SPECS: dict[str, list[str]] = {
     "energy": ["energy"],
     "gd": ["gd", "gd(coherence=0.2)", "gd(alpha=0.7, beta=0.5, coherence=0.2, keep=all, tau=2.0)"],
     "selective": ["selective"],
+    "linear": [
+        "linear",
+        "linear(decay=0.8)",
+        "linear(map=exp, features=16)",
+        "linear(map=exp, features=5, decay=0.9, seed=3)",
+        "linear(map=identity)",
+        "linear(map=identity, delta=0.7, decay=0.9)",
+        "linear(delta=1)",
+        "linear(map=exp, features=7, delta=0.5)",
+    ],
     "abstain": [
         "abstain(softmax, null_logit=0.3)",
         "abstain(softmax(0.7), null_logit=0.5)",
@@ -128,7 +139,7 @@ def full_state(s: Situation, width: int = D, value_width: int = E, dtype: torch.
     """Every tensor that a mechanism can ask for."""
     H, G = s.heads, s.key_heads
     weights = {
-        "u": random(H, S), "w": random(H, S, scale=0.3), "U": random(G, width, S, scale=0.3),
+        "u": random(H, S), "w": random(H, S, scale=0.3), "t": random(H, S, scale=0.3), "U": random(G, width, S, scale=0.3),
         "A": random(H, width, RANK), "B": random(RANK, S), "C": random(H, RANK, width, scale=0.3),
         "W_k": random(G, width, S), "W_v": random(G, value_width, S),
     }  # fmt: skip

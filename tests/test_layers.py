@@ -14,7 +14,7 @@ LAYERS = (
     ("errors", "files", "part", "scope", "state"),
     ("geometry", "selection", "position"),
     ("attention",),
-    ("nn",),
+    ("nn", "abstention"),
     ("models",),
     ("identity", "train"),
     ("study",),

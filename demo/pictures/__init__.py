@@ -7,8 +7,9 @@ from pathlib import Path
 from demo import map as two_axis
 from demo.figures import draw_eight, draw_landscape, draw_map
 from demo.map import one_thread
+from demo.pictures.abstention import GUIDES as ABSTENTION
 from demo.pictures.geometry import PICTURES as GEOMETRY
-from demo.pictures.identity import GUIDES
+from demo.pictures.identity import GUIDES as IDENTITY
 from demo.pictures.position import PICTURES as POSITION
 from demo.pictures.selection import PICTURES as SELECTION
 from demo.scene import scene
@@ -16,6 +17,7 @@ from demo.screen import Screen
 from demo.style import DARK, LIGHT, Draw, Theme, save
 
 PICTURES: dict[str, tuple[Draw, tuple[float, float]]] = {**GEOMETRY, **SELECTION, **POSITION}
+GUIDES: dict[str, tuple[Draw, tuple[float, float]]] = {**IDENTITY, **ABSTENTION}
 
 
 def build_all(folder: Path, screen: Screen) -> int:

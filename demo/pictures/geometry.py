@@ -11,6 +11,7 @@ from demo.style import COLOURS, SIGNED, WEIGHTS, Draw, Theme
 from regard.attention.inspect import inspect
 from regard.attention.operator import attend
 from regard.attention.spec import parse
+from regard.geometry.affect import affected
 from regard.state import Additive, Self, State
 
 WIDE = (8.4, 3.0)
@@ -185,6 +186,26 @@ def self_conditioned(figure: Any, theme: Theme) -> None:
     right.legend()
 
 
+def affect(figure: Any, theme: Theme) -> None:
+    left, right = figure.subplots(1, 2, width_ratios=[1.2, 1])
+    e = torch.linspace(-4, 4, 161)
+    shades = ((-9.0, COLOURS[1]), (-0.7, COLOURS[4]), (0.0, COLOURS[6]), (0.7, COLOURS[2]), (9.0, COLOURS[0]))
+    for lean, colour in shades:
+        warped = affected(e, torch.tensor(lean).tanh(), torch.ones(()))
+        left.plot(e, warped, color=colour, label=f"w·s = {lean:g}" if abs(lean) < 9 else f"w·s → {'+' if lean > 0 else '−'}∞")
+    left.axhline(0, color=theme.soft, linewidth=0.6)
+    left.axvline(0, color=theme.soft, linewidth=0.6)
+    left.set(xlabel="score e = q·k/√D", ylabel="warped score")
+    left.set_title("One side is flattened, the other doubled")
+    left.legend()
+    keys = torch.linspace(-3, 3, 13)
+    for lean, colour in shades[::2]:
+        p = affected(keys, torch.tensor(lean).tanh(), torch.ones(())).softmax(-1)
+        right.plot(keys, p, "o-", color=colour, markersize=4)
+    right.set(xlabel="score of the key", ylabel="weight", ylim=(0, None))
+    right.set_title("The same thirteen keys under three moods")
+
+
 PICTURES: dict[str, tuple[Draw, tuple[float, float]]] = {
     "dot": (dot, WIDE),
     "cosine": (cosine, WIDE),
@@ -194,4 +215,5 @@ PICTURES: dict[str, tuple[Draw, tuple[float, float]]] = {
     "rbf": (rbf, WIDE),
     "polynomial": (polynomial, WIDE),
     "self_conditioned": (self_conditioned, WIDE),
+    "affect": (affect, WIDE),
 }

@@ -3,6 +3,7 @@ direction whoever speaks, as a model's do."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from demo.style import COLOURS, Draw, Theme
 from regard.identity.experience import Experience
-from regard.identity.state import Base
+from regard.identity.state import Base, Identity
+from regard.identity.trace_directions import directions
 from regard.identity.write.trace import TraceRule, written
+from regard.study.trace_effect import ASK, CLASSES, VOCABULARY, WORDS, Lab, learnt
 
 WIDTH = 32
 SHARED = 2.0
@@ -75,5 +78,18 @@ def trace_spectrum(figure: Any, theme: Theme) -> None:
     growth.set(title="Largest |eigenvalue| when the same\nis written again: delta levels off", xlabel="times", yscale="log")
 
 
-GUIDES: dict[str, tuple[Draw, tuple[float, float]]] = {"trace_spectrum": (trace_spectrum, (10, 3.2))}
+def trace_directions(figure: Any, theme: Theme) -> None:
+    """A toy person of the study `trace_effect`, who means the second class of words."""
+    lab = Lab(learnt(0, 250), 0, "full")
+    mara = lab.written("gradient", lab.history(1), 0.03)
+    assert isinstance(mara, Identity)
+    found = directions(mara, lab.model, tokens=range(2, VOCABULARY), queries=[ASK])
+    names = tuple(f"{'abc'[n // WORDS]}{n % WORDS + 1}" for n in range(CLASSES * WORDS))
+    replace(found, words=names).draw(figure)
+
+
+GUIDES: dict[str, tuple[Draw, tuple[float, float]]] = {
+    "trace_spectrum": (trace_spectrum, (10, 3.2)),
+    "trace_directions": (trace_directions, (10, 3.4)),
+}
 """Pictures of guides; those of mechanisms stand in `PICTURES`."""

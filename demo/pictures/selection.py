@@ -225,8 +225,49 @@ def selective(figure: Any, theme: Theme) -> None:
     axes[2].set_title("The carry: who is no\nlonger needed (not token 0)")
 
 
+def linear(figure: Any, theme: Theme) -> None:
+    left, middle, right = figure.subplots(1, 3)
+    g = torch.Generator().manual_seed(0)
+    counts = [16, 32, 64, 128, 256, 512, 1024]
+    for size, colour in ((0.5, COLOURS[0]), (1.0, COLOURS[1]), (2.0, COLOURS[4])):
+        q, k = (size * torch.randn(1, 1, 64, 32, generator=g) for _ in range(2))
+        soft = inspect(q, k, k, "softmax").weights()
+        errors = [
+            sum(
+                float((inspect(q, k, k, f"linear(map=exp, features={n}, seed={s})").weights() - soft).abs().sum(-1).mean())
+                for s in range(5)
+            ) / 10
+            for n in counts
+        ]  # fmt: skip
+        left.plot(counts, errors, "-o", color=colour, markersize=4, label=f"|q|, |k| ≈ {size * 32**0.5:.1f}")
+    left.set_xscale("log", base=2)
+    left.set(xlabel="features", ylabel="weight moved against softmax", ylim=(0, 1.45), yticks=[0, 0.25, 0.5, 0.75, 1])
+    left.set_title("map=exp is near softmax\nfor short vectors alone")
+    left.legend(loc="upper right")
+    pairs = [4, 8, 16, 24, 32, 48, 64, 96, 128]
+    for spec, name, colour in (
+        ("cosine(temperature=0.02) | softmax", "softmax", COLOURS[6]),
+        ("cosine(temperature=1) | linear(map=identity)", "identity", COLOURS[0]),
+        ("linear(map=identity, delta=1)", "identity, delta=1", COLOURS[2]),
+    ):
+        errors = list[float]()
+        for n in pairs:
+            k, v = torch.randn(2, 16, 1, n, 32, generator=g).unbind(0)
+            errors.append(float((attend(k, k, v, spec) - v).square().mean()))
+        middle.plot(pairs, errors, "-o", color=colour, markersize=4, label=name)
+    middle.set(xlabel="pairs written into 32 × 32", ylabel="squared error of what a key reads", ylim=(-0.1, 3.6))
+    middle.set_title("Random keys disturb each other\nlong before the matrix is full")
+    middle.legend(loc="upper left")
+    lengths = torch.logspace(1, 5, 50)
+    right.plot(lengths, lengths * 2 * 64 * 4, color=COLOURS[6], label="keys and values")
+    right.plot(lengths, torch.full_like(lengths, 64 * 67 * 4), color=COLOURS[0], label="linear")
+    right.set(xscale="log", yscale="log", xlabel="tokens", ylabel="cache of a key head, bytes")
+    right.set_title("Head of 64: from 34 tokens on\nthe matrix is smaller")
+    right.legend()
+
+
 def abstain(figure: Any, theme: Theme) -> None:
-    from demo.map import rows
+    from regard.study.selection_map import rows
 
     left, right = figure.subplots(1, 2)
     scores = torch.linspace(-3, 6, 200)
@@ -263,5 +304,6 @@ PICTURES: dict[str, tuple[Draw, tuple[float, float]]] = {
     "energy": (energy, WIDE),
     "gd": (gd, WIDE),
     "selective": (selective, WIDE),
+    "linear": (linear, (9.4, 3.2)),
     "abstain": (abstain, WIDE),
 }

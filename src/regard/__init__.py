@@ -13,7 +13,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import geometry, identity, models, nn, position, selection, study, train
+    from . import abstention, geometry, identity, models, nn, position, selection, study, train
+    from .abstention import Calibration, calibrate
     from .attention.allow import All, Allow, Causal, Document, Mask, Padding, Prefix, Window
     from .attention.inspect import Attended, inspect
     from .attention.operator import attend, explain
@@ -38,14 +39,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Additive", "All", "Allow", "Attended", "Causal", "CheckpointError", "CombinationError", "Document", "Identity",
+    "Additive", "All", "Allow", "Attended", "Calibration", "Causal", "CheckpointError", "CombinationError", "Document", "Identity",
     "IdentityStore", "LowRank", "Mask", "NumericsError", "Padding", "Person", "Plan", "Prefix", "RegardError", "Rule", "Self", "ShapeError",
-    "Spec", "SpecError", "State", "StateError", "Window", "attend", "consolidate", "explain", "generate", "geometry", "identity",
+    "Spec", "SpecError", "State", "StateError", "Window", "abstention", "attend", "calibrate", "consolidate", "explain", "generate", "geometry", "identity",
     "imprint", "inject", "inspect", "living", "models", "nn", "observe", "parse", "position", "selection", "stream", "study",
     "train",
 ]  # fmt: skip
 
 _PARTS = {
+    "abstention": ("Calibration", "calibrate"),
     "attention.allow": ("All", "Allow", "Causal", "Document", "Mask", "Padding", "Prefix", "Window"),
     "attention.inspect": ("Attended", "inspect"),
     "attention.operator": ("attend", "explain"),
@@ -60,7 +62,7 @@ _PARTS = {
     "state": ("Additive", "LowRank", "Self", "State"),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _PARTS.items() for name in names}
-_MODULES = ("geometry", "identity", "models", "nn", "position", "selection", "study", "train")
+_MODULES = ("abstention", "geometry", "identity", "models", "nn", "position", "selection", "study", "train")
 
 
 def __getattr__(name: str) -> object:

@@ -150,14 +150,14 @@ def read_plain(path: str | Path, limit: int, *, follow: bool = False) -> bytes:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror}{'' if follow else '; links are not followed'}"
         ) from error
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
         # Before it becomes a Python file: a folder cannot, and its handle would stay open.
         os.close(handle)
         raise CheckpointError(f"{path} is no plain file")
     with os.fdopen(handle, "rb") as file:
-        if found.st_size > limit:
-            raise CheckpointError(f"{path} has {found.st_size:,} bytes; at most {limit:,} are read")
+        if status.st_size > limit:
+            raise CheckpointError(f"{path} has {status.st_size:,} bytes; at most {limit:,} are read")
         # Not beyond the limit even if it grows meanwhile.
         return file.read(limit)
 

@@ -17,9 +17,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .attention.allow import All, Allow, Causal
+from .attention.chunked import order_after
 from .attention.fused import one_row
 from .attention.inspect import Attended, inspect
-from .attention.operator import attend, run
+from .attention.operator import attend, run, run_after
 from .attention.problem import pose
 from .attention.spec import Spec, parse
 from .errors import CombinationError, ShapeError, StateError
@@ -53,13 +54,15 @@ class Cache:
     k: Float[Tensor, "B G K D"] | None = None
     v: Float[Tensor, "B G K E"] | None = None
     carry: Tensor | None = None
+    written: int = 0
+    """Tokens that a selection with a state of fixed size has written into the carry; their keys and values are nowhere."""
     lead: int = 0
     """Places before the first token: what an identity remembers stands there, and counts for no position."""
     owner: Owner | None = None
     """Who filled it; None while it is empty, or where somebody made it by hand."""
 
     def __len__(self) -> int:
-        return 0 if self.k is None else self.k.shape[2] - self.lead
+        return self.written if self.k is None else self.k.shape[2] - self.lead
 
     def keys(self) -> Tensor:
         assert self.k is not None
@@ -71,9 +74,23 @@ class Cache:
 
     def grown(self, k: Tensor, v: Tensor) -> Cache:
         """A longer cache; this one stays as it was."""
+        if self.written:
+            raise StateError(
+                f"this cache holds {self.written} tokens in a state of fixed size, and no keys that others could stand beside"
+            )
         if self.k is None or self.v is None:
             return replace(self, k=k, v=v)
         return replace(self, k=torch.cat([self.k, k], dim=2), v=torch.cat([self.v, v], dim=2))
+
+    def wrote(self, carry: Tensor, tokens: int) -> Cache:
+        """The cache after so many tokens more, all of them in the carry."""
+        return replace(self, carry=carry, written=self.written + tokens)
+
+    @property
+    def batch(self) -> int | None:
+        """Rows that it holds; None while it is empty."""
+        held = self.carry if self.written else self.k
+        return None if held is None else held.shape[0]
 
     def led(self, k: Tensor, v: Tensor) -> Cache:
         """This cache, empty still, with slots before its first token."""
@@ -84,15 +101,15 @@ class Cache:
         if self.owner is owner and self.k is not None and self.k.shape[0] == batch:
             # Every step but the first.
             return self
-        if self.k is None or not (len(self) or self.lead):
+        if self.batch is None or not (len(self) or self.lead):
             return self if self.owner == owner else replace(self, owner=owner)
         if self.owner != owner:
             # What was made by hand is read by the model alone: an identity's keys are wider than any that it could hold.
             if self.owner is not None or owner.who is not None:
                 raise StateError(_refusal(self.owner, owner))
             return replace(self, owner=owner)
-        if self.k.shape[0] != batch:
-            raise ShapeError(f"the cache holds {self.k.shape[0]} rows, and {batch} come after it; pick its rows first")
+        if self.batch != batch:
+            raise ShapeError(f"the cache holds {self.batch} rows, and {batch} come after it; pick its rows first")
         return self
 
 
@@ -274,12 +291,30 @@ class Attention(nn.Module):
 
         Where `turns_early` says so, q and k come turned.
         """
-        cache = cache.of(self.owner, k.shape[0]).grown(k, k if v is None else v)
-        if self.bare is not None and q.shape[2] == 1 and (allow is None or isinstance(allow, Causal | All)):
+        whole = self.state(state)
+        if whole.offset not in (None, len(cache)):
+            raise StateError(
+                f"state.offset={whole.offset!r}, and the first of the new tokens stands at {len(cache)}, after those in the cache: "
+                "leave offset out"
+            )
+        cache = cache.of(self.owner, k.shape[0])
+        if self.writes and cache.k is None and v is not None:
+            problem = pose(q, k, v, self.met, (None, None, None), None, replace(whole, offset=None))
+            how = order_after(allow, problem, len(cache))
+            if how is not None:
+                out, carry = run_after(problem, how, len(cache), cache.carry)
+                return out, cache.wrote(carry, k.shape[2])
+            if cache.written:
+                raise CombinationError(
+                    f"{self.spec}: {cache.written} tokens are written into a state of fixed size, and under {allow} each row would "
+                    "need keys of its own; begin with an empty cache under this rule, and it keeps keys"
+                )
+        cache = cache.grown(k, k if v is None else v)
+        if self.bare is not None and state is None and q.shape[2] == 1 and (allow is None or isinstance(allow, Causal | All)):
             # One token after the others is what decoding does all day: the call that the plan would come to, at once.
             return one_row(q, cache.keys(), cache.values(), self.bare), cache
-        whole = replace(self.state(state), carry=cache.carry)
-        problem = pose(q, cache.keys(), cache.values(), self.met, (None, None, None), allow, whole)
+        parts = (None, None, None)
+        problem = pose(q, cache.keys(), cache.values(), self.met, parts, allow, replace(whole, carry=cache.carry))
         out, carry = run(problem)
         return out, cache if carry is None else replace(cache, carry=carry)
 
@@ -306,6 +341,12 @@ class Attention(nn.Module):
         return spec.geometry.scale_for(self.head_width) if plain and spec.position.absent else None
 
     @cached_property
+    def writes(self) -> bool:
+        """True when a cache holds what keys wrote instead of keys: nothing that comes later moves or reads them again."""
+        spec = self.spec
+        return self.inner.weighs_vectors and (self.turns_early or spec.position.absent) and not spec.geometry.needs
+
+    @cached_property
     def turns_early(self) -> bool:
         """True when keys may be cached as their position turned them: nothing looks at them, or moves them, before it turns."""
         repeated = self.inner.repeats(self.spec.geometry)
@@ -314,7 +355,9 @@ class Attention(nn.Module):
 
     def state(self, given: State | None = None) -> State:
         """What a call carries: the episode's tensors, completed by this module's own."""
-        state = given or State()
+        if given is not None and not isinstance(given, State):
+            raise StateError(f"state={given!r:.60}; pass regard.State(...)")
+        state = _NOTHING if given is None else given
         if self.trained:
             trained = dict(self.trained.items())
             for part in self.spec.parts:
@@ -340,6 +383,9 @@ class Attention(nn.Module):
             return self.out(y.transpose(1, 2).flatten(-2))
         by_query, by_key = (side.transpose(1, 2).flatten(-2) for side in y.chunk(2, dim=-1))
         return by_query @ self.q.weight + by_key @ self.k.weight
+
+
+_NOTHING = State()
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

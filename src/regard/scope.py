@@ -114,8 +114,8 @@ class Scope(Generic[V]):
 
     def of(self, keys: Iterable[Hashable]) -> dict[Any, V]:
         """What holds here and now for these keys, those without a value left out."""
-        found = ((key, self.get(key)) for key in list(keys))
-        return {key: value for key, value in found if value is not None}
+        values = ((key, self.get(key)) for key in list(keys))
+        return {key: value for key, value in values if value is not None}
 
     def _enter(self, values: Mapping[Any, V | None], end: Callable[[], object] | None) -> Entry[V]:
         task, frame = _task(), _suspendable()

@@ -44,17 +44,17 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Self:
-    """A self state s and the weights through which it enters attention; `self_conditioned` names those it needs."""
+    """A self state s and the weights through which it enters attention; `self_conditioned` and `affect` name those they need."""
 
     s: Float[Tensor, "*batch S"]
     weights: Mapping[str, Tensor] = field(default_factory=lambda: dict[str, Tensor]())
 
-    def weight(self, name: str, form: str) -> Tensor:
+    def weight(self, name: str, by: object) -> Tensor:
+        """The weight of this name, for the part `by` that reads it."""
         if name not in self.weights:
             have = ", ".join(sorted(self.weights)) or "none"
             raise StateError(
-                f"self_conditioned(form={form}) needs the weight {name!r}; state.self has {have}: "
-                f"pass State(self=Self(s, {{{name!r}: ...}}))"
+                f"{by} needs the weight {name!r}; state.self has {have}: pass State(self=Self(s, {{{name!r}: ...}}))"
             )
         return self.weights[name]
 

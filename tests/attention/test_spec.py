@@ -27,6 +27,8 @@ VALUES = {
     ("softmax", "temperature"): learnable, ("sparsemax", "alpha"): st.just(2.0),
     ("entmax", "alpha"): st.floats(1.001, 9) | st.just("learned"), ("topk", "k"): st.integers(1, 10**6),
     ("hard", "tie"): st.sampled_from(["left", "right"]), ("monotonic", "mode"): st.sampled_from(["expected", "hard"]),
+    ("linear", "map"): st.sampled_from(["elu", "exp", "identity"]), ("linear", "features"): st.integers(1, 999),
+    ("linear", "seed"): st.integers(0, 99), ("linear", "delta"): st.none() | st.floats(0.01, 2), ("linear", "decay"): st.floats(0.01, 1),
     ("hopfield", "beta"): optional, ("hopfield", "steps"): st.integers(1, 9),
     ("gd", "alpha"): st.floats(0.01, 0.99), ("gd", "beta"): positive, ("gd", "coherence"): st.floats(0, 9),
     ("gd", "keep"): st.sampled_from(["nearest", "all"]), ("gd", "tau"): positive,

@@ -35,7 +35,10 @@ def test_huge_and_tiny_norms_give_a_finite_result_or_say_why_not(line, scale, dt
 @pytest.mark.parametrize("line", every(SELECTION_SPECS))
 @pytest.mark.parametrize("size", [1e4, -1e4])
 def test_scores_of_ten_thousand_are_exact(line, size):
-    """One key is ahead by a wide margin: whatever the selection, the row keeps it, in float32 as in float64."""
+    """One key is ahead by a wide margin: whatever the selection, the row keeps it, in float32 as in float64.
+
+    Where no score is weighed, the result is finite.
+    """
     if line == "energy":
         return
     spec = joined("dot(scale=1)" if "gd" not in line else "euclidean(scale=1)", line)
@@ -46,6 +49,8 @@ def test_scores_of_ten_thousand_are_exact(line, size):
     seen = inspect(q, k, v, spec, state=State(alpha=torch.tensor([1.2, 1.5, 2.0]), temperature=torch.tensor([0.5, 1.0, 2.0])))
     assert seen.output.isfinite().all()
     kept = seen.output[0, 1, 0]
+    if spec.inner.weighs_vectors:
+        return
     if line in ("monotonic", "monotonic(mode=hard)"):
         assert kept.tolist() == [1, 0, 0, 0]
     elif "steps" not in line and "keep=all" not in line:
@@ -71,7 +76,7 @@ def test_equal_scores_are_shared_equally_or_go_to_the_first(line, dtype):
         assert weights.argmax(-1).eq(0).all()
     elif line == "hard(tie=right)":
         assert weights.argmax(-1).eq(4).all()
-    elif line not in ("monotonic", "selective"):
+    elif line not in ("monotonic", "selective") and not spec.inner.ordered:
         assert (weights.amax(-1) - weights.amin(-1)).max() < 1e-6
 
 

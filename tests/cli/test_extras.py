@@ -36,7 +36,6 @@ CALLS = [
     (["sleep", "-m", "MODEL", "-i", "mara"], "identity"),
     (["identity", "list"], "identity"),
     (["identity", "list", "--store", "postgresql://host/people"], "postgres"),
-    (["evaluate", "identity", "--shard", "0/1", "-m", "MODEL"], "models"),
     (["train", "--show"], "train"),
 ]
 

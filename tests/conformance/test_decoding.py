@@ -16,7 +16,7 @@ from helpers import (
     state_for,
 )
 
-from regard import Causal, CombinationError, Self, State, Window, attend, inspect, parse
+from regard import Causal, CombinationError, Self, State, StateError, Window, attend, inspect, parse
 from regard.nn import Attention
 
 WIDTH, LENGTH = 24, 9
@@ -57,9 +57,15 @@ def test_every_selection_in_a_window(selection):
 
 
 @pytest.mark.parametrize("position", every(POSITION_SPECS))
-@pytest.mark.parametrize("selection", ["softmax", "entmax(learned)", "selective", "monotonic", "hopfield(steps=2)"])
+@pytest.mark.parametrize(
+    "selection", ["softmax", "entmax(learned)", "selective", "monotonic", "hopfield(steps=2)", *SELECTION_SPECS["linear"]]
+)
 def test_every_position(selection, position):
-    assert_steps_give_the_whole(f"{selection} | {position}")
+    if joined(selection, position) is not None:
+        assert_steps_give_the_whole(f"{selection} | {position}")
+    else:
+        with pytest.raises(CombinationError, match="adds to a score, and linear has none; use decay"):
+            parse(f"{selection} | {position}")
 
 
 @pytest.mark.parametrize("geometry", every(GEOMETRY_SPECS))
@@ -74,8 +80,7 @@ def test_energy_is_refused_with_its_reason():
         attention.step(torch.zeros(1, 1, WIDTH))
 
 
-@pytest.mark.parametrize("selection", DECODED)
-@pytest.mark.parametrize("position", ["", "alibi"])
+@pytest.mark.parametrize(("position", "selection"), [(p, s) for p in ("", "alibi") for s in DECODED if joined(s, p)])
 def test_the_state_that_inspect_returns_carries_on(selection, position):
     spec = joined(selection, position)
     situation = Situation(heads=4, key_heads=2, queries=LENGTH, keys=LENGTH)
@@ -105,6 +110,26 @@ def test_one_query_at_a_given_place_sees_no_later_key():
     for line in ("dot", "euclidean", "sparsemax"):
         out = attend(q, k, v, line, allow=Causal(), state=State(offset=2))
         assert_agree(out, attend(q, k[:, :, :3], v[:, :, :3], line))
+
+
+@pytest.mark.parametrize("line", ["dot", "dot | softmax | rope", "dot | softmax | alibi", "euclidean | sparsemax"])
+@pytest.mark.parametrize("given", [0, 2, 7, "x"])
+def test_a_step_refuses_an_offset_that_is_not_the_end_of_its_cache(line, given):
+    """Causal rules, RoPE and the cache would each put the token elsewhere."""
+    attention = Attention(WIDTH, 4, line)
+    x = torch.randn(1, 4, WIDTH)
+    _, cache = attention.step(x[:, :3])
+    with pytest.raises(StateError, match=rf"state.offset={given!r}, .* stands at 3, .* leave offset out"):
+        attention.step(x[:, 3:], cache, state=State(offset=given))
+    out, _ = attention.step(x[:, 3:], cache, state=State(offset=3))
+    assert_agree(out, attention.step(x[:, 3:], cache)[0])
+
+
+def test_a_step_reads_its_state_also_where_the_mechanism_needs_none():
+    attention = Attention(WIDTH, 4, "dot")
+    for state, says in ((3, "state=3"), (State(temperature=torch.ones(4, dtype=torch.complex64)), "it must be real")):
+        with pytest.raises(StateError, match=says):
+            attention.step(torch.zeros(1, 1, WIDTH), state=state)
 
 
 def test_a_rule_of_the_module_can_be_decoded_under_padding():

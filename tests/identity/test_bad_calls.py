@@ -90,6 +90,17 @@ def test_imprint_says_what_comes_where():
     assert imprint(who, seen, Rule(keep="shock")).life.experiences == 1
 
 
+@pytest.mark.parametrize("given", [None, 5])
+def test_a_folder_or_a_source_that_is_no_text_is_named(given: Any):
+    model = lives.llama()
+    with pytest.raises(StateError, match=f"{given} is no folder: give its path"):
+        Identity.load(given)
+    with pytest.raises(StateError, match=f"{given} is no folder: give its path"):
+        lives.nobody(model).save(given)
+    with pytest.raises(StateError, match=f"source={given}: it is the name of where the words are from"):
+        observe(model, HISTORY, source=given)
+
+
 def test_token_ids_may_be_a_tensor():
     model = lives.llama()
     plain = observe(model, HISTORY)

@@ -222,6 +222,23 @@ def test_a_layer_that_was_interrupted_does_not_open_caches_to_the_bare_model(par
         assert len(model(x[:, :1], past_key_values=cache).past_key_values) == len(model.model.layers)
 
 
+@pytest.mark.parametrize("reader", ["nobody", "another", "the same"])
+@pytest.mark.parametrize("filler", ["nobody", "somebody"])
+def test_a_static_cache_that_was_emptied_is_anyones_whatever_their_keys_are_wide(filler: str, reader: str):
+    model, x = hubs.hub("llama"), hubs.tokens(1, 5)
+    base = body_of(model).base
+    somebody = hubs.someone(base, 1)
+    readers = {"nobody": None, "another": hubs.someone(base, 2, slots=4, weighed=False).only("imprints"), "the same": somebody}
+    cache = hf.StaticCache(model.config, max_cache_len=12)
+    with living(model, None if filler == "nobody" else somebody):
+        filled(model, x, past_key_values=cache)
+    cache.reset()
+    with living(model, readers[reader]):
+        whole = model(torch.cat([x, x], 1)).logits
+        assert hubs.apart(whole[:, :5], model(x, past_key_values=cache).logits) < 1e-4
+        assert hubs.apart(whole[:, 5:], model(x, past_key_values=cache).logits) < 1e-4
+
+
 @pytest.mark.parametrize("reader", ["nobody", "another", "a spec"])
 @pytest.mark.parametrize("changed", ["as it is", "copied", "cropped", "reordered", "repeated", "static"])
 def test_whatever_is_done_to_a_cache_it_stays_its_owners(changed: str, reader: str):

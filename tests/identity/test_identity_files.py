@@ -20,8 +20,9 @@ from torch import Tensor
 
 from regard.errors import CheckpointError, RegardError, StateError
 from regard.identity.body import base_of
+from regard.identity.folder import CONFIG, TENSORS, unpack
 from regard.identity.packed import Packed
-from regard.identity.state import CONFIG, TENSORS, Base, Identity, Imprints, Life, SelfState, TraceState, unpack
+from regard.identity.state import Base, Identity, Imprints, Life, SelfState, TraceState
 from regard.identity.write.rule import Rule, imprint
 
 BASE = Base("f" * 64, depth=2, key_heads=2, head_width=8, family="llama")
@@ -190,7 +191,7 @@ def test_folders_that_are_none(tmp_path: Path, saved: Path):
 
 
 def test_a_file_too_large_for_an_identity_is_not_read(copy: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("regard.identity.state.LARGEST", 1000)
+    monkeypatch.setattr("regard.identity.folder.LARGEST", 1000)
     with pytest.raises(CheckpointError, match="at most"):
         Identity.load(copy)
     with pytest.raises(CheckpointError, match="at most"):

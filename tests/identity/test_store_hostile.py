@@ -22,7 +22,8 @@ from safetensors.torch import save
 from stored import BASE, heard, imprint, person, replay
 
 from regard import CheckpointError, StateError
-from regard.identity.state import CONFIG, TENSORS, Identity
+from regard.identity.folder import CONFIG, TENSORS
+from regard.identity.state import Identity
 from regard.identity.store import Event, IdentityStore, StoreError
 from regard.identity.store.codec import decode, encode
 

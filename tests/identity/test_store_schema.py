@@ -13,8 +13,9 @@ from sqlalchemy import Column, Connection, Integer, Table
 from stored import heard, imprint, person, replay
 
 from regard import CheckpointError
-from regard.identity import state as identity_module
-from regard.identity.state import CONFIG, Identity
+from regard.identity import folder as identity_module
+from regard.identity.folder import CONFIG
+from regard.identity.state import Identity
 from regard.identity.store import IdentityStore, StoreError, schema
 from regard.identity.store.codec import decode, encode
 

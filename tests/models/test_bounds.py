@@ -271,7 +271,7 @@ def test_a_damaged_record_of_the_cache_is_named(tmp_path: Path, monkeypatch: pyt
     for damaged in (b"\xff", b"{}", b'{"name": 3}', b"["):
         (tmp_path / "models" / "x" / "regard.json").write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"regard\.json"):
-            hub.found()
+            hub.local_names()
 
 
 def test_drafts_of_killed_downloads_are_swept(tmp_path: Path) -> None:

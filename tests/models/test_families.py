@@ -10,19 +10,27 @@ import pytest
 import torch
 
 from regard import CombinationError, Padding, ShapeError, SpecError
-from regard.models import FAMILIES, Look, Model, Sampling, generate
+from regard.models import FAMILIES, CausalModel, Look, Model, Sampling, generate
+from regard.models.blocks import FEED_FORWARDS
 from regard.models.convert import load
+from regard.models.decode.cache import static_caches
+from regard.models.decode.prepare import prepare
 from regard.nn import Cache
 
 SIZES: dict[str, Any] = {"vocabulary": 31, "width": 24, "depth": 2, "heads": 4}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"context": 32}),
     "llama": ("llama", {"key_heads": 2, "hidden": 37}),
+    "gpt2, norms after sums": ("gpt2", {"context": 32, "norm": "post"}),
+    "llama, norms after sums": ("llama", {"key_heads": 2, "hidden": 37, "norm": "post"}),
+    **{f"gpt2, {kind}": ("gpt2", {"context": 32, "activation": kind}) for kind in FEED_FORWARDS if kind != "gelu_tanh"},
+    **{f"llama, {kind}": ("llama", {"key_heads": 2, "hidden": 37, "activation": kind}) for kind in ("relu", "gelu", "geglu")},
     "energy": ("energy", {"steps": 3}),
     "lstm": ("recurrent", {}),
     "gru, attending": ("recurrent", {"kind": "gru", "attention": "additive | softmax"}),
     "cnn": ("recurrent", {"kind": "cnn"}),
     "mixture": ("routing", {"experts": 5}),
+    "noisy": ("routing", {"experts": 5, "gate": "noisy"}),
     "switch": ("routing", {"experts": 5, "chosen": 1, "capacity": 1.25}),
     "clustered": ("routing", {"experts": 1, "clusters": 3}),
 }
@@ -58,6 +66,21 @@ def test_cached_decoding_equals_the_whole(name: str, x: torch.Tensor) -> None:
             out = model(part, caches=caches)
             caches = out.caches
             parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_prepared_decoder_says_what_the_model_says(name: str, x: torch.Tensor) -> None:
+    model = made(name)
+    decoder = prepare(model)
+    if isinstance(model, CausalModel):
+        assert (decoder.stack is not None) is (model.plain_blocks() is not None)
+    with torch.no_grad():
+        whole = model(x).logits
+    caches, parts = static_caches(decoder.depth, x.shape[1]), []
+    for part in x.split((4, 1, 2, 1, 1), dim=1):
+        logits, caches = decoder(part, caches, every=True)
+        parts.append(logits)
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 

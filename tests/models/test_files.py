@@ -20,7 +20,7 @@ from tiny import DECODERS, both, llama, near, tokens
 
 from regard import CheckpointError
 from regard.errors import MissingPackageError
-from regard.models import BertConfig, GPT2Config, Llama, LlamaConfig
+from regard.models import FAMILIES, BertConfig, GPT2Config, Llama, LlamaConfig
 from regard.models.convert import load, save
 from regard.models.convert.gguf import GGUF
 from regard.models.convert.layout import TensorPlace
@@ -169,8 +169,18 @@ def test_a_failed_save_leaves_the_old_file(folder: Path, monkeypatch: pytest.Mon
         GPT2Config(vocabulary=31, width=16, depth=1, heads=2, bias=False),
         LlamaConfig(vocabulary=31, width=16, depth=1, heads=2, key_heads=1, hidden=24, window=5, mlp_bias=True),
         LlamaConfig(vocabulary=31, width=16, depth=1, heads=2, key_heads=1, hidden=24, head_width=8),
+        GPT2Config(vocabulary=31, width=16, depth=1, heads=2, activation="swiglu"),
+        GPT2Config(vocabulary=31, width=16, depth=1, heads=2, norm="post"),
+        LlamaConfig(vocabulary=31, width=16, depth=1, heads=2, key_heads=1, hidden=24, activation="relu", norm="post"),
     ],
-    ids=["gpt2 without biases", "llama with a window and biases", "llama that says its head width"],
+    ids=[
+        "gpt2 without biases",
+        "llama with a window and biases",
+        "llama that says its head width",
+        "gpt2 with SwiGLU",
+        "gpt2 with norms after sums",
+        "llama with ReLU and norms after sums",
+    ],
 )
 def test_what_hugging_face_has_no_word_for_comes_back_too(config: GPT2Config | LlamaConfig, tmp_path: Path) -> None:
     model = config.build()
@@ -181,10 +191,27 @@ def test_what_hugging_face_has_no_word_for_comes_back_too(config: GPT2Config | L
     assert torch.equal(again(tokens).logits, model(tokens).logits)
 
 
-def test_a_bert_that_hugging_face_cannot_express_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes", "says"),
+    [
+        ("gpt2", {"activation": "geglu"}, "geglu"),
+        ("gpt2", {"norm": "post"}, "norm=post"),
+        ("llama", {"activation": "relu"}, "activation=relu"),
+        ("llama", {"norm": "post"}, "norm=post"),
+        ("bert", {"activation": "gelu_tanh"}, "this is gelu_tanh"),
+    ],
+)
+def test_a_form_that_hugging_face_has_no_word_for_is_refused_by_name(family: str, changes: dict[str, str], says: str) -> None:
+    converter = FAMILIES[family].converter
+    assert converter is not None
+    with pytest.raises(CheckpointError, match=says):
+        converter.write(FAMILIES[family].config(**changes))
+
+
+def test_a_bert_that_hugging_face_cannot_express_is_saved_in_our_words(tmp_path: Path) -> None:
     config = BertConfig(vocabulary=31, width=16, depth=1, heads=2, hidden=8, activation="gelu_tanh")
-    with pytest.raises(CheckpointError, match="this is gelu_tanh"):
-        config.build().save_pretrained(tmp_path)
+    config.build().save_pretrained(tmp_path)
+    assert load(tmp_path).config == config
 
 
 @pytest.mark.parametrize("source", ["no/such/folder/here", "missing.gguf", "./missing"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor
 import regard
 from regard import State
 from regard.errors import NumericsError, RegardError, ShapeError, SpecError
-from regard.models import GPT2Config, LlamaConfig, generate, perplexity
+from regard.models import FAMILIES, GPT2Config, LlamaConfig, generate, perplexity
 from regard.models.base import Model
 from regard.models.decode.generate import Sampling, Token, logits_of, stream
+from regard.models.generation_info import GenerationInfo
 from regard.selection import SELECTIONS
 
 LLAMA = LlamaConfig(vocabulary=61, width=24, depth=2, heads=6, key_heads=2, hidden=40, context=64)
@@ -288,6 +290,68 @@ def test_wrong_prompts_say_what_to_write():
     with pytest.raises(RegardError, match="energy"):
         generate(llama("dot | softmax"), PROMPT) and generate(regard.models.LlamaConfig(
             vocabulary=61, width=24, depth=1, heads=4, key_heads=4, hidden=40, attention="energy").build(), PROMPT)  # fmt: skip
+
+
+WRONG: dict[str, tuple[tuple[object, ...], dict[str, object], str]] = {
+    "no prompt": ((None,), {}, r"the prompt is None; give token ids such as \[1, 2\]"),
+    "a number as prompt": ((5,), {}, "the prompt is 5; give token ids"),
+    "a set as prompt": (({1, 2},), {}, r"the prompt is \{1, 2\}; give token ids"),
+    "a row that is nothing": (([None],), {}, "prompt 0 is None; give token ids"),
+    "a number among rows": (([[1], 2],), {}, "prompt 1 is 2; give token ids"),
+    "half a token": (([1.5, 2],), {}, "prompt 0 holds 1.5, which is no token id"),
+    "a letter as token": (([["a"]],), {}, "prompt 0 holds 'a', which is no token id"),
+    "truth as tokens": (([True, False],), {}, "prompt 0 holds True, which is no token id"),
+    "a tensor of truth": ((torch.tensor([True]),), {}, "torch.bool; token ids are integers"),
+    "sampling of another kind": ((PROMPT, "x"), {}, r"sampling='x': it must be a Sampling, such as Sampling\(max_tokens=64\)"),
+    "chunks that are no number": ((PROMPT,), {"prefill": "a"}, "prefill='a': .* a whole number from 1"),
+    "chunks of half a token": ((PROMPT,), {"prefill": 2.5}, "prefill=2.5"),
+    "a name as tokenizer": ((PROMPT,), {"tokenizer": "x"}, "tokenizer='x': it must have encode, decode and eos_ids"),
+    "a name as listener": ((PROMPT,), {"on_token": "x"}, "on_token='x': it must be a function"),
+    "a name as state": ((PROMPT,), {"states": "x"}, r"states='x': give a regard.State"),
+    "numbers as states": ((PROMPT,), {"states": [1, 2]}, r"states=\[1, 2\]: give a regard.State"),
+    "weights without a name": ((PROMPT,), {"weights": []}, r"weights=\[\]: choose 'float32'"),
+}
+
+
+@pytest.mark.parametrize(("given", "named", "says"), WRONG.values(), ids=WRONG)
+def test_a_wrong_argument_of_generate_is_echoed_with_what_to_write(given: tuple[Any, ...], named: dict[str, Any], says: str):
+    model = llama()
+    with pytest.raises(RegardError, match=says):
+        regard.generate(model, *given, **named)
+    if "on_token" not in named:
+        with pytest.raises(RegardError, match=says):
+            list(regard.stream(model, *given, **named))
+
+
+FORWARD: dict[str, tuple[object, dict[str, object], str]] = {
+    "no caches": ([[1]], {"caches": []}, "0 caches; this model keeps 2"),
+    "a name as caches": ([[1]], {"caches": "x"}, "caches='x': give what the last call returned"),
+    "caches that are nothing": ([[1]], {"caches": [None, None]}, r"caches=\[None, None\]: give what the last call returned"),
+    "a token beyond the vocabulary": ([[1, 61]], {}, r"the tokens hold 61; this model knows 0\.\.60"),
+    "a token below it": ([[-1]], {}, r"the tokens hold -1; this model knows 0\.\.60"),
+    "half a token": ([[1.5]], {}, "torch.float32; token ids are integers"),
+}
+
+
+@pytest.mark.parametrize(("tokens", "named", "says"), FORWARD.values(), ids=FORWARD)
+@pytest.mark.parametrize("family", ["llama", "ngpt", "recurrent", "routing"])
+def test_a_wrong_argument_of_a_model_is_echoed_with_what_to_write(tokens: Any, named: dict[str, Any], says: str, family: str):
+    sizes = {"vocabulary": 61, "width": 24, "depth": 2, "heads": 4}
+    row = FAMILIES[family]
+    model = row.config(**row.settings(sizes)).build()
+    with pytest.raises(RegardError, match=says):
+        model(torch.tensor(tokens), **named)
+
+
+def test_a_text_ends_where_the_model_says_unless_the_call_says_where():
+    model = llama()
+    free = generate(model, PROMPT, Sampling(max_tokens=10)).tokens[0]
+    model.generation_info = GenerationInfo({"eos_token_id": free[3]})
+    ended = generate(model, PROMPT, Sampling(max_tokens=10))
+    assert (ended.tokens, ended.finish) == ([free[: free.index(free[3])]], ["stop"])
+    last = next(t for t in free if t != free[3] and free.index(t) > free.index(free[3]))
+    assert generate(model, PROMPT, Sampling(max_tokens=10, stop_ids=(last,))).tokens == [free[: free.index(last)]]
+    assert generate(model, PROMPT, Sampling(max_tokens=10), tokenizer=Letters()).tokens == [free]
 
 
 def test_broken_weights_are_named_instead_of_spoken():

@@ -59,7 +59,7 @@ def test_get_unpacks_checks_and_is_a_no_op_the_second_time(tmp_path: Path, monke
     assert said
     assert hub.get("tiny") == folder
     assert len(calls) == 1
-    assert hub.found() == ["tiny"]
+    assert hub.local_names() == ["tiny"]
 
 
 def test_a_changed_file_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard import Causal, CombinationError, ShapeError, parse
+from regard import Causal, CombinationError, ShapeError, SpecError, parse
 from regard.models import RoutingConfig
 from regard.models.clusters import ClusteredAttention
 from regard.models.experts import Experts
@@ -69,6 +69,79 @@ def test_the_balance_loss_spreads_tokens() -> None:
         experts(x)[1].balance.backward()
         optimizer.step()
     assert experts(x)[1].load.max() < before
+
+
+def noisy(experts: int = 5, chosen: int = 2) -> Experts:
+    """A noisy gate whose router has opinions."""
+    torch.manual_seed(4)
+    made = Experts(6, 7, experts, chosen, gate="noisy").double()
+    with torch.no_grad():
+        made.router.weight.normal_()
+        made.noise.weight.normal_()
+    return made
+
+
+def test_a_noisy_gate_is_noisy_in_training_and_plain_at_use() -> None:
+    experts, x = noisy(), torch.randn(2, 9, 6, dtype=torch.float64)
+    assert not torch.equal(experts.train()(x)[0], experts(x)[0])
+    torch.testing.assert_close(experts.eval()(x)[0], plain(experts, x))
+
+
+def test_a_noisy_gate_adds_a_normal_of_the_trained_spread_to_each_score() -> None:
+    experts, x = noisy().train(), torch.randn(1, 1, 6, dtype=torch.float64).expand(1, 4000, 6)
+    scored = experts._scores(x[0])
+    drawn = scored.noised - experts.router(x[0])
+    torch.testing.assert_close(drawn.std(0), F.softplus(experts.noise(x[0, :1]))[0], rtol=0.05, atol=0)
+    assert (drawn.mean(0).abs() < 0.15).all()
+
+
+@pytest.mark.parametrize("chosen", [1, 2, 4])
+def test_the_smooth_load_is_how_often_an_expert_is_chosen_when_its_own_noise_is_drawn_again(chosen: int) -> None:
+    experts, x = noisy(chosen=chosen).train(), torch.randn(3, 6, dtype=torch.float64)
+    scored = experts._scores(x)
+    times = torch.zeros(3, 5, dtype=torch.float64)
+    for _ in range(4000):
+        fresh = scored.clean + torch.randn_like(scored.clean) * scored.spread
+        for i in range(5):
+            again = scored.noised.clone()
+            again[:, i] = fresh[:, i]
+            times[:, i] += (again.topk(chosen).indices == i).any(-1) / 4000
+    weight = torch.zeros_like(scored.clean)
+    weight[:, 0] = 1
+    load = times.sum(0) / times.sum()
+    balance = experts._noisy_balance(scored, weight, torch.zeros(5))
+    assert float(balance.detach()) == pytest.approx(0.5 * 5 * (1 + float(load.square().sum())), rel=0.02)
+
+
+def test_a_noisy_gate_begins_even_and_its_balance_says_so() -> None:
+    torch.manual_seed(0)
+    experts = Experts(6, 7, 4, 2, gate="noisy").train()
+    route = experts(torch.randn(4, 200, 6))[1]
+    assert float(route.balance.detach()) == pytest.approx(1.0, abs=0.02)
+    torch.testing.assert_close(route.load, torch.full((4,), 0.25), atol=0.03, rtol=0)
+
+
+def test_the_noisy_balance_is_the_number_of_experts_when_one_takes_all_and_its_gradient_spreads_them() -> None:
+    experts = Experts(4, 3, 4, 1, gate="noisy").train()
+    with torch.no_grad():
+        experts.router.weight[0] = 50
+    balance = experts(torch.ones(1, 6, 4))[1].balance
+    assert float(balance.detach()) == pytest.approx(4.0, abs=1e-4)
+    with torch.no_grad():
+        experts.router.weight[0] = 0.3
+    (slope,) = torch.autograd.grad(experts(torch.ones(1, 400, 4))[1].balance, [experts.router.weight])
+    assert (slope[0] > 0).all(), "the crowded expert is pushed down"
+    assert (slope[1:].mean(0) < 0).all()
+
+
+def test_all_experts_chosen_leaves_nothing_to_balance_but_weights() -> None:
+    experts, x = noisy(experts=3, chosen=3).train(), torch.randn(1, 5, 6, dtype=torch.float64)
+    assert 1 <= experts(x)[1].balance <= 3
+
+
+def test_a_gate_of_another_name_is_refused() -> None:
+    with pytest.raises(SpecError, match="gate='loud' is not one of plain, noisy"):
+        Experts(4, 3, 4, 2, gate="loud")
 
 
 def test_more_experts_than_there_are_is_refused() -> None:

@@ -21,8 +21,8 @@ from regard.identity.write.rule import Rule, imprint
 from regard.identity.write.self_state import SelfRule
 from regard.identity.write.trace import TraceRule, compressed, dense, written
 from regard.models.base import Model
-from regard.study import fast_write as learn
-from regard.study.fast_write import FastWriteTrainer, Study
+from regard.study.people import fast_write as learn
+from regard.study.people.fast_write import FastWriteTrainer, Schedule
 from regard.study.people.generator import Person
 
 
@@ -142,7 +142,12 @@ def test_a_trainer_of_two_people_learns_every_part():
     told: list[float | None] = []
     with frozen(model):
         trainer = FastWriteTrainer(
-            body, letters(), CROWD, ["The river rises in the hills."], Study(people=2), lambda what, share: told.append(share)
+            body,
+            letters(),
+            CROWD,
+            ["The river rises in the hills."],
+            Schedule(people=2),
+            lambda what, share: told.append(share),
         )
         numbers = trainer.means(2)
         said = [trainer.experience(i) for i in range(2)]

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from regard.models import GPT2Config, LlamaConfig
-from regard.models.families import next_token_families
+from regard.models import FAMILIES, GPT2Config, LlamaConfig
 from regard.train import ConfigError, config
 from regard.train.settings import dump, parse_override, read, yaml
 
@@ -19,7 +18,7 @@ def test_a_resolved_config_reads_back_to_itself():
     assert config(yaml().safe_load(dump(c.tree()))) == c
 
 
-@pytest.mark.parametrize("name", next_token_families())
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_has_a_small_size_that_builds(name):
     c = config({}, [f"model.family={name}", "model.vocabulary=11"])
     assert sum(p.numel() for p in c.model.build().parameters()) < 5_000_000
@@ -39,7 +38,11 @@ def test_a_family_brings_its_own_settings():
         ("model.widht=3", "did you mean model.width"),
         ("model.rope.bse=3", "did you mean model.rope.base"),
         ("model.family=lama", "did you mean llama"),
-        ("model.family=bert", "is not one of gpt2, llama"),
+        ("model.family=elmo", "is not one of gpt2, llama"),
+        ("objective.rate=0.3", "there is no setting objective.rate"),
+        ("objective.name=masked", "a llama learns by next_token"),
+        ("model.norm=middle", "is not one of pre, post"),
+        ("model.activation=swigloo", "did you mean swiglu"),
         ("data.tokenizer=bytes", "did you mean byte"),
         ("train.steps=many", "'many' is a str; it should be a whole number"),
         ("train.steps=1.5", "it should be a whole number"),

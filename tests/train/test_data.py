@@ -10,7 +10,8 @@ import torch
 from regard.train import DataConfig, DataError
 from regard.train import data as module
 from regard.train.corpus import tinyshakespeare
-from regard.train.data import Windows, tokens
+from regard.train.data import tokens
+from regard.train.examples import Drawing, Windows
 
 from .conftest import TEXT
 
@@ -142,33 +143,34 @@ def test_sources_that_are_not_there_are_named(source, tmp_path, monkeypatch):
 def test_too_little_text_says_how_much_is_needed(source, text):
     text.write_text("short")
     with pytest.raises(DataError, match="5 tokens are too few"):
-        tokens(source()).split(0.1, 128)
+        Windows.split(tokens(source()).values, 0.1, 128, Drawing(1, 0))
 
 
 def windows(count: int = 101, context: int = 4, batch: int = 6) -> Windows:
-    return Windows(np.arange(count, dtype=np.uint16), context, batch, seed=3)
+    return Windows(np.arange(count, dtype=np.uint16), context, Drawing(batch, seed=3))
 
 
 def test_targets_are_the_next_tokens():
-    x, y = windows().at(5)
+    batch = windows().at(5)
+    x, y = batch.inputs["tokens"], batch.targets
     assert x.shape == (6, 4)
     assert torch.equal(x + 1, y)
 
 
 def test_the_parts_of_a_step_join_to_its_batch():
-    whole = windows().at(7)[0]
+    whole = windows().at(7).targets
     for parts in (2, 3, 6):
-        assert torch.equal(torch.cat([windows().at(7, p, parts)[0] for p in range(parts)]), whole)
+        assert torch.equal(torch.cat([windows().at(7, p, parts).targets for p in range(parts)]), whole)
 
 
 def test_steps_differ_and_repeat():
-    assert torch.equal(windows().at(1)[0], windows().at(1)[0])
-    assert not torch.equal(windows().at(1)[0], windows().at(2)[0])
+    assert torch.equal(windows().at(1).targets, windows().at(1).targets)
+    assert not torch.equal(windows().at(1).targets, windows().at(2).targets)
 
 
 def test_the_last_window_can_be_drawn_and_none_runs_over():
-    w = Windows(np.arange(6, dtype=np.uint16), 4, 64, seed=0)
-    assert set(w.at(0)[0][:, 0].tolist()) == {0, 1}
+    w = Windows(np.arange(6, dtype=np.uint16), 4, Drawing(64, seed=0))
+    assert set(w.at(0).inputs["tokens"][:, 0].tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -177,6 +179,7 @@ def test_validation_meets_every_window_once_on_any_number_of_ranks(world):
     for rank in range(world):
         mine = list(windows().in_order(rank, world))
         batches.append(len(mine))
-        met += [int(row[0]) for x, y in mine for row, target in zip(x, y, strict=True) if int(target[0]) != -100]
+        pairs = [pair for b in mine for pair in zip(b.inputs["tokens"], b.targets, strict=True)]
+        met += [int(row[0]) for row, target in pairs if int(target[0]) != -100]
     assert sorted(met) == list(range(0, 100, 4))
     assert len(set(batches)) == 1

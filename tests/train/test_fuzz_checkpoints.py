@@ -16,12 +16,14 @@ from damages import bytes_damaged, header_damaged, json_damaged
 from regard.errors import RegardError
 from regard.models import Sampling, generate
 from regard.models.downloads import open_model
+from regard.models.objectives import Marks
 from regard.models.runs import digest, sealed
 from regard.train import config, train
 from regard.train import data as data_module
 from regard.train.begin import same_run
 from regard.train.checkpoint import Store, iter_metrics
 from regard.train.distributed import Ranks
+from regard.train.examples import Drawing, Windows
 from regard.train.optim import adamw
 from regard.train.restore import read_progress
 from regard.train.settings import dump, read, yaml
@@ -198,6 +200,6 @@ def test_a_damaged_token_cache_is_made_again(runs, tmp_path, kind):
 def test_a_token_beyond_the_vocabulary_is_damage(runs):
     c = config(read(runs / "char" / "config.yaml"))
     found = data_module.tokens(c.data)
-    w = data_module.Windows(found.values, 8, 4, 0, vocabulary=3)
+    w = Windows(found.values, 8, Drawing(4, 0, marks=Marks(3)))
     with pytest.raises(data_module.DataError, match="of a vocabulary of 3: it is damaged"):
         w.at(0)

@@ -195,10 +195,11 @@ def test_settings_that_contradict_the_model_are_refused_by_name(pretrained, give
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_predicts_no_next_token_is_refused():
-    model = BertConfig(vocabulary=31, width=16, depth=1, heads=2, hidden=8).build()
-    with pytest.raises(ConfigError, match="a bert does not predict the next token; gpt2, llama"):
-        config({}, [], initial=model)
+def test_a_model_whose_tokenizer_has_no_mask_cannot_learn_to_fill_one_in(pretrained, given, tmp_path):
+    tokenizer = open_model(pretrained)[1]
+    model = BertConfig(vocabulary=tokenizer.size, width=16, depth=1, heads=2, hidden=8).build()
+    with pytest.raises(ConfigError, match="no token <mask>"):
+        train(config({}, given, initial=model), tmp_path / "run", initial=(model, tokenizer), quiet=True)
 
 
 def test_a_model_to_go_on_from_and_a_run_to_go_on_with_are_not_both_taken(pretrained, given, tmp_path):

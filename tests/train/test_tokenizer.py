@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regard.models.objectives import END
 from regard.models.tokenizer import Bytes, Characters, Subwords, load_tokenizer
 from regard.train import TokenizerError
-from regard.train.tokenizer import END, learn
+from regard.train.tokenizer import learn
 
 from .conftest import TEXT
 

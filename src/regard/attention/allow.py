@@ -380,3 +380,16 @@ def bind(a: Allow, keys: int) -> Allow:
             return Behind(n, bind(x, keys - n))
         case _:
             return a
+
+
+def same_for_all(a: Allow) -> bool:
+    """True where a key is open to every query or to none, whatever the queries are."""
+    match a:
+        case Mask(allowed):
+            return allowed.shape[-2] == 1
+        case Both(x, y) | Either(x, y):
+            return same_for_all(x) and same_for_all(y)
+        case Not(x):
+            return same_for_all(x)
+        case _:
+            return isinstance(a, All | Prefix | BoundPadding)

@@ -29,13 +29,13 @@ def only_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..
     def once(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         saved: tuple[Tensor | None, ...] = ctx.saved_tensors
         with torch.no_grad(), full_precision(next(x for x in saved if x is not None).device.type):
-            found = backward(ctx, *grad_outputs)
+            first = backward(ctx, *grad_outputs)
         if not torch.is_grad_enabled():
-            return found
-        grads = [g for g in found if g is not None]
+            return first
+        grads = [g for g in first if g is not None]
         reads = [x for x in (*saved, *grad_outputs) if x is not None and x.requires_grad]
         ends = iter(_End.apply(len(grads), *grads, *reads))  # pyright: ignore
-        return tuple(None if g is None else next(ends) for g in found)
+        return tuple(None if g is None else next(ends) for g in first)
 
     return once
 

@@ -55,12 +55,12 @@ class Attended:
 
     @property
     def support(self) -> Int[Tensor, "B H Q"]:
-        """How many keys have a weight above zero."""
+        """How many keys have a weight that is not zero."""
         return self._survey.support
 
     @property
     def effective(self) -> Float[Tensor, "B H Q"]:
-        """The effective number of keys, exp of the entropy of the weights: 1 is a hard choice, K a uniform blend."""
+        """The effective number of keys, exp of the entropy of the weights' sizes: 1 is a hard choice, K a uniform blend."""
         return self._survey.effective
 
     @cached_property
@@ -134,12 +134,13 @@ class Attended:
             for t, tile in self._tiles(None):
                 rows = slice(t.start, t.stop)
                 real = tile.weights[..., : t.hi - t.lo]
-                total = tile.weights.sum(-1)
+                total = tile.weights.abs().sum(-1)
                 mass = total if not job.null_slots else total - tile.weights[..., -job.null_slots :].sum(-1)
                 accepted[:, :, rows] = mass >= 0.5 if job.null_slots else mass > 0
-                support[:, :, rows] = (real > 0).sum(-1)
-                share = real / real.sum(-1, keepdim=True).clamp_min(torch.finfo(real.dtype).tiny)
-                effective[:, :, rows] = torch.special.entr(share).sum(-1).exp() * (real.sum(-1) > 0)
+                size = real.abs()
+                support[:, :, rows] = (real != 0).sum(-1)
+                share = size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(real.dtype).tiny)
+                effective[:, :, rows] = torch.special.entr(share).sum(-1).exp() * (size.sum(-1) > 0)
                 e = p.inner.energy(tile.scores, tile.weights, tile.given)
                 bias = tile.given.row_bias
                 if e is not None and bias is not None and not p.inner.reads_row_bias(training=True):

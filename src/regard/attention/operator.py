@@ -12,7 +12,7 @@ from ..geometry import Geometry
 from ..position import Position
 from ..selection import Selection
 from ..state import State
-from . import fused, tiled
+from . import chunked, fused, tiled
 from .allow import Allow
 from .gradients import full_precision
 from .plan import Plan, choose, plan
@@ -71,6 +71,10 @@ def run(p: Problem) -> tuple[Tensor, Tensor | None]:
             out = _nothing(p)
         elif backend == "tiled":
             out, carry = _tiled(full)
+        elif backend == "chunked":
+            how = chunked.order(full.allow)
+            assert how is not None
+            out = chunked.scan(full, how)
         else:
             temperature = _temperature(full)
             low = full.lower()
@@ -79,6 +83,16 @@ def run(p: Problem) -> tuple[Tensor, Tensor | None]:
             if read.device.type == "cpu" and fused.may_hide(read, low):
                 # Tiles give NaN where all scores of a row are NaN or overflow; the kernel gives zeros, as if nothing were allowed.
                 out, _ = _tiled(p.upcast() if half else p)
+    out = out.to(p.q.dtype)
+    check_result(out, p)
+    return out, carry
+
+
+def run_after(p: Problem, how: chunked.Order, held: int, carry: Tensor | None) -> tuple[Tensor, Tensor]:
+    """New tokens after `held` that a selection has written into its carry: the result, and the next carry."""
+    full = p.upcast() if p.q.dtype in (torch.bfloat16, torch.float16) else p
+    with full_precision(p.q.device.type):
+        out, carry = chunked.scan_after(full, how, held, carry)
     out = out.to(p.q.dtype)
     check_result(out, p)
     return out, carry

@@ -7,11 +7,12 @@ from typing import Literal
 
 import torch
 
+from . import chunked
 from .fused import simple_rule
 from .problem import Problem
 from .tiled import rows_per_tile
 
-Backend = Literal["sdpa", "flash", "tiled"]
+Backend = Literal["sdpa", "flash", "tiled", "chunked"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class Plan:
 def plan(p: Problem) -> Plan:
     backend, reasons = choose(p)
     B, H, G, Q, K, D, E = p.sizes
+    if backend == "chunked":
+        F, size = p.inner.features_for(D), 8 if p.q.dtype == torch.float64 else 4
+        pairs = Q * min(chunked.CHUNK, K) / (Q * K) if Q * K else 0.0
+        held = B * (H * Q + G * K) * F * size
+        return Plan(str(p.spec), backend, tuple(reasons), chunked.flops(p), held, pairs)
     rows = rows_per_tile(p)
     computed = 0
     for start in range(0, Q, rows):
@@ -67,6 +73,8 @@ def choose(p: Problem) -> tuple[Backend, list[str]]:
     if half:
         why.append(f"{p.q.dtype} inputs: scores and sums are float32 unless torch's own kernel takes them")
     temperature = inner.softmax_temperature
+    if inner.weighs_vectors:
+        return _written(p, why)
     if temperature is None:
         if inner.picks:
             why.append(f"{inner.name} keeps one key per row: tiles of scores, then a gather, no second product")
@@ -106,6 +114,20 @@ def choose(p: Problem) -> tuple[Backend, list[str]]:
     if not simple:
         why.append("the rule becomes masks for chunks of rows; chunks it empties are skipped")
     return "flash", [*why, "torch's CPU flash kernel, with causality and a bias in one call"]
+
+
+def _written(p: Problem, why: list[str]) -> tuple[Backend, list[str]]:
+    inner = p.inner
+    if chunked.order(p.allow) is None:
+        why.append(f"under this rule each row of {inner.name} writes keys of its own: tiles of their weights")
+        return "tiled", why
+    F, E = inner.features_for(p.q.shape[-1]), p.v.shape[-1]
+    why.append(
+        f"all rows of {inner.name} write the same keys into a matrix ({F} × {E} a key head), in chunks: no Q × K weights"
+    )
+    if inner.ordered:
+        why.append("later writes fade or correct earlier ones, so that the order of the keys counts")
+    return "chunked", why
 
 
 def _human(n: float, base: int, unit: str) -> str:

@@ -93,6 +93,11 @@ class Problem:
             slots.append(Slot(null / (temperature.view(1, -1, 1) if isinstance(temperature, Tensor) else temperature)))
         return slots
 
+    def weighed(self, lowered: Lowered) -> dict[str, Tensor]:
+        """q and k as a selection that weighs vectors takes them: their product is the score."""
+        root = lowered.scale**0.5
+        return {"q": lowered.q * root, "k": lowered.k * root}
+
     def parameters(self) -> dict[str, Tensor]:
         """What the selection reads from the state."""
         inner = self.inner

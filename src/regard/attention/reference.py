@@ -5,7 +5,7 @@ It builds Q × K tensors (and worse: distances as they are written), so keep the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,6 +75,8 @@ def _plain(p: Problem) -> Plain:
         distance=geometry.distance(p.q.shape[-1]),
         params=p.parameters(),
     )
+    if p.inner.weighs_vectors:
+        given = replace(given, **p.weighed(geometry.lower(p.q, k, p.state, p.turn)))
     weights = p.inner.plain(filled, given)
     if p.refusal is not None and p.refusal.threshold is not None:
         weights = weights * (scores.amax(-1, keepdim=True) >= p.refusal.threshold)
@@ -88,7 +90,7 @@ def _plain(p: Problem) -> Plain:
     else:
         output = weights @ values
     null = (slot is not None and slot.value is None) or (p.refusal is not None and p.refusal.null_logit is not None)
-    mass = weights[..., :K].sum(-1) if null else weights.sum(-1)
+    mass = weights[..., :K].sum(-1) if null else weights.abs().sum(-1)
     if null and slot is not None and slot.value is not None:
         mass = mass + weights[..., K]
     accepted = (mass >= 0.5 if null else mass > 0) & ~empty

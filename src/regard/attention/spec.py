@@ -35,7 +35,11 @@ class Spec:
 
     def __post_init__(self) -> None:
         slotted = self.geometry.slotted or self.refusal is not None
-        reason = self.geometry.refuses(self.position) or self.inner.refuses(self.geometry, slotted)
+        reason = (
+            self.geometry.refuses(self.position)
+            or self.inner.refuses(self.geometry, slotted)
+            or self.inner.refuses_position(self.position)
+        )
         if reason:
             raise CombinationError(f"{self}: {reason}")
 

@@ -101,6 +101,9 @@ class Job:
             distance=p.geometry.distance(p.q.shape[-1]),
             params={n: x[f"param.{n}"] for n in p.inner.reads},
         )
+        if p.inner.weighs_vectors:
+            root = self.scale**0.5
+            given = replace(given, q=x["q"] * root, k=x["k"] * root)
         if p.inner.picks and not (weigh or torch.is_grad_enabled() or self.slots or p.points or p.refusal):
             index, accepted = p.inner.index(scores, given)
             if not bool(torch.isfinite(scores.gather(-1, index.unsqueeze(-1))).all()):

@@ -9,7 +9,6 @@ import typer
 
 from .bench import bench
 from .chat import chat
-from .evaluate import app as evaluate
 from .explain import explain
 from .generate import generate
 from .identity import app as identity
@@ -65,7 +64,6 @@ app.command()(chat)
 app.command()(imprint)
 app.command()(sleep)
 app.add_typer(identity, name="identity")
-app.add_typer(evaluate, name="evaluate")
 app.add_typer(study, name="study")
 app.command()(explain)
 app.command()(bench)

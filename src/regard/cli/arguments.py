@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +15,8 @@ from .console import fail
 from .generate import DEFAULT
 
 if TYPE_CHECKING:
-    from ..identity import Base, Identity, IdentityStore
+    from ..identity import Base, Identity, IdentityStore, Rule
+    from ..identity.store.replay import Affect
     from ..models.base import Model
     from ..models.tokenizer import Tokenizer
 
@@ -61,10 +63,10 @@ def load(store: IdentityStore, name: str, base: Base | None = None) -> Identity:
     return store.load(name, base)
 
 
-def parse_affect(text: str) -> Any:
+def parse_affect(text: str) -> Affect:
     """A number from −1 to 1, or "estimated"."""
     if text == "estimated":
-        return text
+        return "estimated"
     try:
         number = float(text.replace("−", "-"))
     except ValueError:
@@ -74,6 +76,14 @@ def parse_affect(text: str) -> Any:
 
         raise SpecError(f"affect {text!r:.40}: give a number from -1 (it hurt) to 1 (it mattered), or estimated")
     return number
+
+
+def parse_rule(keep: str | None, budget: int | None) -> Rule:
+    """How a text is imprinted; None leaves what is usual."""
+    from ..identity import Rule
+
+    rule = Rule() if budget is None else Rule(budget=budget)
+    return rule if keep is None else replace(rule, keep=keep)
 
 
 def note(text: str) -> None:

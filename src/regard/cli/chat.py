@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..identity.wording import clean
-from .arguments import ModelOption, StoreOption, load, note, open_model, open_store, parse_affect
+from .arguments import ModelOption, StoreOption, load, note, open_model, open_store, parse_affect, parse_rule
 from .console import fail, progress, read_messages, verb
-from .generate import DEFAULT
+from .generate import DEFAULT, parse_weights
 
 if TYPE_CHECKING:
+    from ..identity.store.replay import Affect
     from .talk import Settings
 
 
@@ -59,19 +60,16 @@ def chat(
     \b
     In the chat: /why, /compare, /new, /rollback, /fork, /affect, /who, /help, /quit
     """
-    if weights not in ("float32", "int8"):
-        fail(f"--weights {weights}: choose float32 or int8")
+    exact = parse_weights(weights)
     names = _names(identity, compare)
-    from ..identity import Rule
     from ..identity.store.records import checked_source, unique_source
     from ..models.decode.sampling import Sampling
     from .talk import Settings
 
-    changes: dict[str, Any] = {k: v for k, v in (("keep", keep), ("budget", budget)) if v is not None}
     # Two people who talk on one day are two sources: each can be forgotten without the other.
     label = checked_source(source) if source else unique_source(time.strftime("chat-%Y-%m-%d"))
     sampling = Sampling(max_tokens, temperature, seed=seed)
-    settings = Settings(sampling, weights, Rule(**changes), label, system, read_only)
+    settings = Settings(sampling, exact, parse_rule(keep, budget), label, system, read_only)
     _chat(names, settings, parse_affect(affect), model, store)
 
 
@@ -87,20 +85,20 @@ def _names(identity: str | None, compare: str | None) -> list[str]:
     return names
 
 
-def _chat(names: list[str], settings: Settings, affect: Any, model: str, store: str | None) -> None:
+def _chat(names: list[str], settings: Settings, affect: Affect, model: str, store: str | None) -> None:
     from ..identity.conversation import Conversation
     from .talk import Talk, compare
 
-    with open_store(store) as kept:
+    with open_store(store) as opened:
         for name in names:
-            load(kept, name)
+            load(opened, name)
         with progress() as tell:
             loaded, tokenizer, base = open_model(model, tell)
         if tokenizer.template is None:
             fail(f"{base.name} came without a chat template: it continues texts, and does not talk; see regard generate")
         talks = [
-            Talk(kept, settings, Conversation(loaded, tokenizer, who, system=settings.system), base, affect, name)
-            for name, who in [(n, load(kept, n, base)) for n in names] or [(None, None)]
+            Talk(opened, settings, Conversation(loaded, tokenizer, who, system=settings.system), base, affect, name)
+            for name, who in [(n, load(opened, n, base)) for n in names] or [(None, None)]
         ]
         if len(names) == 2:
             _say_hello(f"{names[0]} and {names[1]} answer, and nothing is written")

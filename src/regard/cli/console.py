@@ -95,7 +95,7 @@ def progress() -> Generator[Callable[[str, float | None], None]]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns for eyes and for `cut`: no frames unless on a terminal."""
+    """Columns that people and `cut` can read: no frames unless on a terminal."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .console import fail, progress, verb, watched
 
 if TYPE_CHECKING:
+    from ..models.decode.generate import Generated
+    from ..models.decode.prepare import Weights
     from ..models.decode.stream import Token
 
 DEFAULT = "smollm2"
@@ -38,7 +40,7 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="draw from the k most likely tokens")] = None,
     top_p: Annotated[float | None, typer.Option(help="draw from the fewest tokens that hold this probability")] = None,
     min_p: Annotated[float | None, typer.Option(help="draw from tokens this many times as likely as the first")] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="above 1: shy away from what was said")] = 1.0,
+    repetition_penalty: Annotated[float, typer.Option(help="above 1: tokens that were seen become less likely")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="a text that ends it; may be given several times")] = None,
     seed: Annotated[int, typer.Option(help="same seed, same text")] = 0,
     chat: Annotated[bool, typer.Option("--chat", help="the prompt is a message, and the model answers")] = False,
@@ -55,21 +57,15 @@ def generate(
     regard generate "The sea is" --attention "dot | topk(8)" --temperature 0.8 --seed 3
     cat letter.txt | regard generate - --max-tokens 200
     regard generate "Once" --model stories.bin --tokenizer tokenizer.model
+    regard generate "ROM<mask>O: what say<mask> thou?" --model runs/text-bert
+    regard generate "translate: a house" --model runs/pairs-t5
     """
     if system is not None and not chat:
         fail("--system says who answers a message: add --chat")
     if not -(1 << 63) <= seed < 1 << 63:
         fail(f"--seed {str(seed)[:40]}: it is a number of at most 63 bits")
-    try:
-        text = sys.stdin.read() if prompt == "-" else prompt
-        text.encode("utf-8")
-    except UnicodeError as error:
-        fail(f"the prompt is not UTF-8 text: {error}")
-    if not text:
-        fail("the prompt is empty; write what the text begins with")
-    if weights not in ("float32", "int8"):
-        fail(f"--weights {weights}: choose float32 or int8")
-    changes: dict[str, Any] = {} if attention is None else {"attention": attention}
+    text, exact = _read(prompt), parse_weights(weights)
+    changes = {} if attention is None else {"attention": attention}
     with progress() as tell:
         # Before torch is imported, which takes seconds where it was not used for a while.
         tell(f"loading {model}", None)
@@ -82,33 +78,52 @@ def generate(
         if model == DEFAULT and not hub.present(DEFAULT):
             fail("no model is here yet; get SmolLM2 (93 MB) with: regard models get smollm2, or name one with --model")
         loaded, words = hub.open_model(model, tell, tokenizer=tokenizer, **changes)
+    if loaded.instead is not None:
+        chosen = [name for name, given in (("--chat", chat), ("--temperature", temperature), ("--stop", stop)) if given]
+        if chosen:
+            fail(f"{chosen[0]} is for models that continue a text; a {type(loaded).__name__} {loaded.instead}")
+        reply = loaded.answer(text, words, max_tokens)
+        typer.echo(json.dumps({"text": reply}, ensure_ascii=False) if as_json else reply)
+        return
     if chat:
         messages = [{"role": "user", "content": text}]
         text = words.chat([*([{"role": "system", "content": system}] if system else []), *messages])
     started = time.perf_counter()
-
-    def show(token: Token) -> None:
-        sys.stdout.write(token.text)
-        sys.stdout.flush()
-
     if not chat and not as_json:
         sys.stdout.write(text)
-    out = run(loaded, text, sampling, tokenizer=words, on_token=None if as_json else show, weights=weights)
-    seconds = time.perf_counter() - started
-    assert out.text is not None
-    if as_json:
-        count = len(out.tokens[0])
-        found = {
-            "text": out.text[0],
-            "tokens": out.tokens[0],
-            "finish": out.finish[0],
-            "seconds": round(seconds, 3),
-            "count": count,
-        }
-        typer.echo(json.dumps(found, ensure_ascii=False))
-    else:
-        typer.echo()
-        if watched():
-            typer.echo(f"{len(out.tokens[0])} tokens in {seconds:.1f} s", err=True)
+    out = run(loaded, text, sampling, tokenizer=words, on_token=None if as_json else _show, weights=exact)
+    _report(out, time.perf_counter() - started, as_json)
     if out.finish[0] == "interrupted":
         raise typer.Exit(130)
+
+
+def parse_weights(text: str) -> Weights:
+    if text not in ("float32", "int8"):
+        fail(f"--weights {text}: choose float32 or int8")
+    return text
+
+
+def _read(prompt: str) -> str:
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode("utf-8")
+    except UnicodeError as error:
+        fail(f"the prompt is not UTF-8 text: {error}")
+    return text or fail("the prompt is empty; write what the text begins with")
+
+
+def _show(token: Token) -> None:
+    sys.stdout.write(token.text)
+    sys.stdout.flush()
+
+
+def _report(out: Generated, seconds: float, as_json: bool) -> None:
+    """What there is to say after the text itself."""
+    text, tokens = (out.text or [""])[0], out.tokens[0]
+    if as_json:
+        counts = {"seconds": round(seconds, 3), "count": len(tokens)}
+        typer.echo(json.dumps({"text": text, "tokens": tokens, "finish": out.finish[0], **counts}, ensure_ascii=False))
+        return
+    typer.echo()
+    if watched():
+        typer.echo(f"{len(tokens)} tokens in {seconds:.1f} s", err=True)

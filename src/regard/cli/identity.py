@@ -52,8 +52,8 @@ def new(
     checked_name(name)
     with progress() as tell:
         _, _, base = open_model(model, tell)
-    with open_store(store) as kept:
-        commit = kept.new(name, Identity.new(base), message=message)
+    with open_store(store) as opened:
+        commit = opened.new(name, Identity.new(base), message=message)
     typer.echo(f"{name} {commit.id[:12]}  an empty identity of {base.name or base.family}")
 
 
@@ -66,17 +66,17 @@ def list_identities(store: StoreOption = None, as_json: JsonOption = False) -> N
     regard identity list
     regard identity list --json | jq '.[].name'
     """
-    with open_store(store) as kept:
-        found = kept.names()
+    with open_store(store) as opened:
+        names = opened.names()
     if as_json:
-        typer.echo(json.dumps([{"name": n, **_commit(c)} for n, c in sorted(found.items())]))
+        typer.echo(json.dumps([{"name": n, **_commit(c)} for n, c in sorted(names.items())]))
         return
-    if not found:
+    if not names:
         note("nobody is here yet; begin with: regard identity new NAME, or: regard imprint FILE --identity NAME")
         return
     rows = [
         (n, c.id[:12], _when(c.time), f"{c.experiences:,}", f"{c.tokens:,}", f"{c.imprints:,}", size(c.bytes))
-        for n, c in sorted(found.items())
+        for n, c in sorted(names.items())
     ]
     table(("name", "head", "last change", "experiences", "tokens", "imprints", "size"), rows)
 
@@ -98,9 +98,9 @@ def show(
     regard identity show 3f2a9c
     regard identity show mara --json
     """
-    with open_store(store) as kept:
-        commit = kept.find(name)
-        who = kept.load(name)
+    with open_store(store) as opened:
+        commit = opened.find(name)
+        who = opened.load(name)
     tokenizer = _tokenizer(who, model)
     if as_json:
         typer.echo(json.dumps({"name": name, **_commit(commit), **_described(who, tokenizer)}, ensure_ascii=False))
@@ -122,12 +122,12 @@ def log(
     regard identity log mara
     regard identity log mara -n 5 --json
     """
-    with open_store(store) as kept:
-        found = kept.log(name, limit)
+    with open_store(store) as opened:
+        commits = opened.log(name, limit)
     if as_json:
-        typer.echo(json.dumps([_commit(c) for c in found]))
+        typer.echo(json.dumps([_commit(c) for c in commits]))
         return
-    for c in found:
+    for c in commits:
         typer.echo(f"{clean(str(c))}  ({several(c.imprints, 'imprint')}, {size(c.bytes)})")
 
 
@@ -145,9 +145,9 @@ def diff(
     regard identity diff mara mara-2
     regard identity diff 3f2a9c mara --json
     """
-    with open_store(store) as kept:
-        found = kept.diff(a, b)
-    typer.echo(json.dumps({**asdict(found), "same": found.same}) if as_json else str(found))
+    with open_store(store) as opened:
+        difference = opened.diff(a, b)
+    typer.echo(json.dumps({**asdict(difference), "same": difference.same}) if as_json else str(difference))
 
 
 @app.command()
@@ -164,8 +164,8 @@ def fork(
     regard identity fork mara mara-2
     regard identity fork mara mara-then --at 3f2a9c
     """
-    with open_store(store) as kept:
-        commit = kept.fork(name, new_name, at)
+    with open_store(store) as opened:
+        commit = opened.fork(name, new_name, at)
     typer.echo(f"{new_name} {commit.id[:12]}  from {name}")
 
 
@@ -183,8 +183,8 @@ def rollback(
     regard identity rollback mara 3
     regard identity rollback mara 3f2a9c
     """
-    with open_store(store) as kept:
-        commit = kept.rollback(name, steps(to))
+    with open_store(store) as opened:
+        commit = opened.rollback(name, steps(to))
     typer.echo(f"{name} {commit.id[:12]}  {commit.message}")
 
 
@@ -210,13 +210,13 @@ def forget(
     """
     from ..identity.store.replay import replay
 
-    with open_store(store) as kept:
-        load(kept, name)
+    with open_store(store) as opened:
+        load(opened, name)
         _confirm(yes, f"take back all that {clean(source)!r} wrote into {name}? This cannot be undone")
         with progress() as tell:
             body, tokenizer, base = open_model(model, tell)
-            kept.load(name, base)
-            proof = kept.forget(name, source, replay(body, tokenizer, tell))
+            opened.load(name, base)
+            proof = opened.forget(name, source, replay(body, tokenizer, tell))
     typer.echo(clean(str(proof)))
 
 
@@ -233,8 +233,8 @@ def export(
     regard identity export mara ./mara
     regard identity export mara mara.safetensors
     """
-    with open_store(store) as kept:
-        where = kept.export(name, path)
+    with open_store(store) as opened:
+        where = opened.export(name, path)
     typer.echo(f"wrote {where}")
 
 
@@ -260,8 +260,8 @@ def import_identity(
     if model is not None:
         with progress() as tell:
             base = open_model(model, tell)[2]
-    with open_store(store) as kept:
-        commit = kept.import_(path, name, base)
+    with open_store(store) as opened:
+        commit = opened.import_(path, name, base)
     typer.echo(f"{name} {commit.id[:12]}  {several(commit.experiences, 'experience')}, {several(commit.imprints, 'imprint')}")
 
 
@@ -273,10 +273,10 @@ def delete(name: Name, yes: Yes = False, store: StoreOption = None) -> None:
     \b
     regard identity delete mara
     """
-    with open_store(store) as kept:
-        load(kept, name)
+    with open_store(store) as opened:
+        load(opened, name)
         _confirm(yes, f"remove {name} and its history? This cannot be undone")
-        gone = kept.delete(name)
+        gone = opened.delete(name)
     typer.echo(f"{name} is gone, {several(gone, 'commit')} with it")
 
 
@@ -303,28 +303,28 @@ def summary(who: Identity, tokenizer: Tokenizer | None, shown: int = SHOWN) -> l
     if who.trace is not None:
         from ..identity.write.trace import spectrum
 
-        found = spectrum(who.trace)
-        strength = found.abs().amax((1, 2)).tolist()
+        eigenvalues = spectrum(who.trace)
+        strength = eigenvalues.abs().amax((1, 2)).tolist()
         lines.append(
-            f"  trace     rank {who.trace.rank}, eigenvalues {float(found.min()):.3g} to {float(found.max()):.3g}; by layer {spark(strength)}"
+            f"  trace     rank {who.trace.rank}, eigenvalues {float(eigenvalues.min()):.3g} to {float(eigenvalues.max()):.3g}; by layer {spark(strength)}"
         )
-    kept = who.imprints
-    lines.append(f"  imprints  {len(kept)}")
-    order = kept.worth.argsort(descending=True).tolist()[:shown]
+    imprints = who.imprints
+    lines.append(f"  imprints  {len(imprints)}")
+    order = imprints.worth.argsort(descending=True).tolist()[:shown]
     for i in order:
-        text = word(tokenizer, [int(kept.token[i])])
-        lines.append(f"    {text:<16} shock {float(kept.shock[i]):5.2f}  {clean(who.sources[int(kept.source[i])])}")
-    if len(kept) > len(order):
-        lines.append(f"    … and {len(kept) - len(order)} more")
-    counts = [(s, int((kept.source == n).sum())) for n, s in enumerate(who.sources)]
+        text = word(tokenizer, [int(imprints.token[i])])
+        lines.append(f"    {text:<16} shock {float(imprints.shock[i]):5.2f}  {clean(who.sources[int(imprints.source[i])])}")
+    if len(imprints) > len(order):
+        lines.append(f"    … and {len(imprints) - len(order)} more")
+    counts = [(s, int((imprints.source == n).sum())) for n, s in enumerate(who.sources)]
     if counts:
         lines.append("  sources   " + ", ".join(f"{clean(s)} ({n})" for s, n in counts))
     return lines
 
 
-def _described(who: Identity, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    kept = who.imprints
-    found: dict[str, Any] = {
+def _described(who: Identity, tokenizer: Tokenizer | None) -> dict[str, object]:
+    imprints = who.imprints
+    described: dict[str, object] = {
         "base": asdict(who.base),
         "life": asdict(who.life),
         "bytes": who.nbytes,
@@ -332,24 +332,24 @@ def _described(who: Identity, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "trace": None,
         "imprints": [
             {
-                "token": int(kept.token[i]),
+                "token": int(imprints.token[i]),
                 "text": None
-                if tokenizer is None or int(kept.token[i]) < 0
-                else tokenizer.decode([int(kept.token[i])], special=True),
-                "position": int(kept.position[i]),
-                "shock": float(kept.shock[i]),
-                "worth": float(kept.worth[i]),
-                "source": who.sources[int(kept.source[i])],
+                if tokenizer is None or int(imprints.token[i]) < 0
+                else tokenizer.decode([int(imprints.token[i])], special=True),
+                "position": int(imprints.position[i]),
+                "shock": float(imprints.shock[i]),
+                "worth": float(imprints.worth[i]),
+                "source": who.sources[int(imprints.source[i])],
             }
-            for i in range(len(kept))
+            for i in range(len(imprints))
         ],
         "sources": list(who.sources),
     }
     if who.trace is not None:
         from ..identity.write.trace import spectrum
 
-        found["trace"] = {"rank": who.trace.rank, "spectrum": spectrum(who.trace).tolist()}
-    return found
+        described["trace"] = {"rank": who.trace.rank, "spectrum": spectrum(who.trace).tolist()}
+    return described
 
 
 def _tokenizer(who: Identity, model: str) -> Tokenizer | None:

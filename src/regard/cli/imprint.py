@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..identity.wording import several, size
-from .arguments import ModelOption, StoreOption, note, open_model, open_store, parse_affect
+from .arguments import ModelOption, StoreOption, note, open_model, open_store, parse_affect, parse_rule
 from .console import progress, verb
 from .generate import DEFAULT
 
@@ -47,14 +47,6 @@ def imprint(
     regard imprint chat.jsonl -i mara --source monday --affect estimated
     echo "My cat is called Mochi." | regard imprint - -i mara --source cat --keep shock
     """
-    changes: dict[str, Any] = {k: v for k, v in (("keep", keep), ("budget", budget)) if v is not None}
-    _imprint(file, identity, affect, source, changes, again, model, store)
-
-
-def _imprint(
-    file: str, name: str, affect: str, source: str | None, changes: dict[str, Any], again: bool, model: str, store: str | None
-) -> None:
-    from ..identity import Rule
     from ..identity.body import body_of
     from ..identity.documents import parse_document, read_document
     from ..identity.store.imprinting import imprint_into, recognised
@@ -62,24 +54,24 @@ def _imprint(
     from ..identity.store.replay import event_text, imprint_event
 
     said = parse_document(sys.stdin.buffer.read(MOST_TEXT + 1), "-") if file == "-" else read_document(Path(file))
-    checked_name(name)
-    gain, rule = parse_affect(affect), Rule(**changes)
+    checked_name(identity)
+    gain, rule = parse_affect(affect), parse_rule(keep, budget)
     # Two files of one name are two sources; one file is the same source wherever it lies.
     label = "stdin" if file == "-" else Path(file).stem
     source = checked_source(source) if source else unique_source(label, json.dumps(said))
-    with open_store(store) as kept:
-        done = None if again else recognised(kept, name, event_text(said))
+    with open_store(store) as opened:
+        done = None if again else recognised(opened, identity, event_text(said))
         if done is None:
             with progress() as tell:
                 body, tokenizer, base = open_model(model, tell)
                 event = imprint_event(said, source=source, rule=rule, affect=gain, piece=body_of(body).piece)
-                done = imprint_into(kept, name, body, tokenizer, event, again=again, base=base, tell=tell)
+                done = imprint_into(opened, identity, body, tokenizer, event, again=again, base=base, tell=tell)
             if done.begun:
-                note(f"{name} is new: an identity of {base.name or base.family}")
+                note(f"{identity} is new: an identity of {base.name or base.family}")
         typer.echo(str(done))
         if done.commit is None:
             note("--again imprints it once more")
             return
-        made = kept.find(done.commit)
+        made = opened.find(done.commit)
     facts = f"{several(made.imprints, 'imprint')}, {several(made.experiences, 'experience')}, {size(made.bytes)}"
-    typer.echo(f"{name} {made.id[:12]}  {facts}")
+    typer.echo(f"{identity} {made.id[:12]}  {facts}")

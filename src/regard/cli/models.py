@@ -43,7 +43,7 @@ def list_models() -> None:
     """
     from ..models import downloads as hub
 
-    here = hub.found()
+    here = hub.local_names()
     rows = [
         (n, f"{hub.size(hub.place(n)) / 1e6:,.0f} MB", hub.PACKAGES[n].about if n in hub.PACKAGES else "from the hub")
         for n in here

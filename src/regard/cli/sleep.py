@@ -26,7 +26,7 @@ def sleep(
 ) -> None:
     """Consolidate an identity over all that its journal tells of.
 
-    The identity learns to retell what was said, and to answer plain questions as the model does with the whole history before its eyes.
+    The identity learns to retell what was said, and to answer plain questions as the model does with the whole history in its context.
     Some questions are held back: the state that does best on them is kept, and if none does better than before, nothing is
     changed. Ctrl-C ends the night early and keeps the best so far; --resume goes on with it.
 
@@ -38,18 +38,18 @@ def sleep(
     from ..identity.sleep.resume import checkpoint_file, interrupted_over
     from ..identity.sleep.stored import sleep_over
 
-    with open_store(store) as kept:
-        load(kept, identity)
+    with open_store(store) as opened:
+        load(opened, identity)
         if resume:
-            interrupted_over(kept, identity)
-        elif checkpoint_file(kept, kept.head(identity).id).exists():
+            interrupted_over(opened, identity)
+        elif checkpoint_file(opened, opened.head(identity).id).exists():
             note("an interrupted night is left behind, and a new one begins; --resume would go on with it")
         with progress() as tell:
             body, tokenizer, _ = open_model(model, tell)
-            done = sleep_over(kept, identity, body, tokenizer, steps=steps, seed=seed, resume=resume, tell=tell)
+            done = sleep_over(opened, identity, body, tokenizer, steps=steps, seed=seed, resume=resume, tell=tell)
         typer.echo(str(done))
         if done.commit is not None:
-            typer.echo(f"{identity} {done.commit[:12]}  {size(kept.find(done.commit).bytes)}")
+            typer.echo(f"{identity} {done.commit[:12]}  {size(opened.find(done.commit).bytes)}")
     if done.interrupted:
         note(f"interrupted; go on with: regard sleep --identity {identity} --resume")
         raise typer.Exit(130)

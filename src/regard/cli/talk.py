@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import typer
 
@@ -14,9 +13,10 @@ from ..identity import Base, Identity, IdentityStore, Rule
 from ..identity.body import body_of
 from ..identity.conversation import Answer, Conversation
 from ..identity.store.imprinting import imprint_into
-from ..identity.store.replay import imprint_event
+from ..identity.store.replay import Affect, imprint_event
 from ..identity.why import along, kl, moved
 from ..identity.wording import clean, several, size, spark
+from ..models.decode.prepare import Weights
 from ..models.decode.sampling import Sampling
 from ..models.decode.stream import Token
 from .arguments import note, parse_affect
@@ -41,7 +41,7 @@ class Settings:
     """What stays as it is for the whole of a chat."""
 
     sampling: Sampling
-    weights: Any
+    weights: Weights
     rule: Rule
     source: str
     system: str | None
@@ -56,7 +56,7 @@ class Talk:
     settings: Settings
     conversation: Conversation
     base: Base
-    affect: Any
+    affect: Affect
     name: str | None
     """None is the model itself."""
 

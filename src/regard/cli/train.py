@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ..train.loop import Result
 
 RUNS = Path("runs")
 
@@ -40,7 +43,7 @@ def train(
     regard train --resume --out runs/mine --new-data data.source=more.txt
     torchrun --nproc-per-node 2 -m regard.cli.train train.parallel=fsdp
     """
-    # Threads that spin for long while they wait make a shared machine crawl (figures in docs/training.md). Only before torch
+    # Threads that spin for long while they wait slow a shared machine down (figures in docs/training.md). Only before torch
     # is imported can this be said.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -52,11 +55,9 @@ def train(
     from ..train.settings import dump, read
 
     try:
-        if resume:
-            out = out or newest()
-            tree = read(out / "config.yaml") if config is None else read(config)
-        else:
-            tree = {} if config is None else read(config)
+        out = out or newest() if resume else out
+        config = out / "config.yaml" if resume and out is not None and config is None else config
+        tree = {} if config is None else read(config)
         initial = None if init is None else open_model(init)
         chosen = make_config(tree, overrides or (), initial=None if initial is None or resume else initial[0])
         if show:
@@ -71,8 +72,11 @@ def train(
     except (RegardError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
-    if rank:
-        return
+    if rank == 0:
+        _report(result)
+
+
+def _report(result: Result) -> None:
     best = "no validation yet" if result.validation is None else f"best validation loss {result.validation:.4f}"
     typer.echo(f"{result.stopped} at step {result.progress.step}: {best} at step {result.progress.best_step}, in {result.run}")
     if result.stopped == "interrupted":
@@ -99,15 +103,15 @@ def fresh(source: str, family: str) -> Path:
 def newest() -> Path:
     from ..train import CheckpointError
 
-    found = sorted(RUNS.glob("*/metrics.jsonl"), key=lambda p: p.stat().st_mtime)
-    if not found:
+    metrics = sorted(RUNS.glob("*/metrics.jsonl"), key=lambda p: p.stat().st_mtime)
+    if not metrics:
         raise CheckpointError(f"there is no run in {RUNS}/ to resume; name one with --out")
-    return found[-1].parent
+    return metrics[-1].parent
 
 
 if __name__ == "__main__":
-    # What torchrun calls: it starts a module once for each rank. A rank ends at once, without Python's own farewell: gloo's
-    # threads, if they are still awake then, abort the process, and everything is on disk already.
+    # What torchrun calls: it starts a module once for each rank. A rank ends at once, without Python's own shutdown: gloo's
+    # threads, if they still run then, abort the process, and everything is on disk already.
     try:
         typer.run(train)
     except SystemExit as end:

@@ -30,16 +30,16 @@ def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """
     from ..identity.store.restore import check_place
 
-    found = check_place(store)
+    checked = check_place(store)
     if as_json:
-        counts = {k: getattr(found, k) for k in ("names", "commits", "events", "blobs", "sound")}
-        typer.echo(json.dumps({**counts, "problems": [asdict(p) for p in found.problems]}, ensure_ascii=False))
+        counts = {k: getattr(checked, k) for k in ("names", "commits", "events", "blobs", "sound")}
+        typer.echo(json.dumps({**counts, "problems": [asdict(p) for p in checked.problems]}, ensure_ascii=False))
     else:
-        counts = (several(found.names, "name"), several(found.commits, "commit"), several(found.events, "event"))
-        typer.echo(f"{', '.join(counts)}, {several(found.blobs, 'blob')}: {'sound' if found.sound else 'damaged'}")
-        if found.problems:
-            table(("", "where", "what", "what to do"), [(p.grave, p.where, clean(p.what), p.todo) for p in found.problems])
-    if not found.sound:
+        counts = (several(checked.names, "name"), several(checked.commits, "commit"), several(checked.events, "event"))
+        typer.echo(f"{', '.join(counts)}, {several(checked.blobs, 'blob')}: {'sound' if checked.sound else 'damaged'}")
+        if checked.problems:
+            table(("", "where", "what", "what to do"), [(p.grave, p.where, clean(p.what), p.todo) for p in checked.problems])
+    if not checked.sound:
         raise typer.Exit(1)
 
 
@@ -54,9 +54,9 @@ def backup(path: Folder, store: StoreOption = None) -> None:
     regard identity backup ./monday
     regard identity check --store ./monday/identities.db
     """
-    with open_store(store) as kept:
-        where = kept.backup(path)
-        names = kept.names()
+    with open_store(store) as opened:
+        where = opened.backup(path)
+        names = opened.names()
     typer.echo(f"wrote {where}: {several(len(names), 'identity') if len(names) == 1 else f'{len(names):,} identities'}")
 
 
@@ -79,9 +79,9 @@ def restore(
 
     if not path.is_dir():
         fail(f"there is no folder {path}; give one that `regard identity backup` wrote")
-    found = put_back(path, store, replace=replace)
+    restored = put_back(path, store, replace=replace)
     typer.echo(
-        f"restored {several(found.names, 'name')}, {several(found.commits, 'commit')} and {several(found.blobs, 'blob')}"
+        f"restored {several(restored.names, 'name')}, {several(restored.commits, 'commit')} and {several(restored.blobs, 'blob')}"
     )
     note("regard identity list shows them")
 
@@ -93,9 +93,9 @@ def gc(store: StoreOption = None) -> None:
     \b
     regard identity gc
     """
-    with open_store(store) as kept:
-        found = kept.gc()
-    typer.echo(str(found))
+    with open_store(store) as opened:
+        freed = opened.gc()
+    typer.echo(str(freed))
 
 
 __all__ = ["backup", "check", "gc", "restore"]

@@ -69,10 +69,10 @@ class SelfConditioned(Geometry):
         me = self._self(state, q)
         rows = q.shape[:3]
         if self.form == "null_slot":
-            return Slot(-(me.s @ me.weight("u", self.form).mT).unsqueeze(-1).expand(rows))
+            return Slot(-(me.s @ me.weight("u", self).mT).unsqueeze(-1).expand(rows))
         if self.form == "self_token":
-            key = torch.einsum("gds,bs->bgd", me.weight("W_k", self.form), me.s)
-            value = torch.einsum("ges,bs->bge", me.weight("W_v", self.form), me.s)
+            key = torch.einsum("gds,bs->bgd", me.weight("W_k", self), me.s)
+            value = torch.einsum("ges,bs->bge", me.weight("W_v", self), me.s)
             key, value = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1).expand(q.shape[0], -1, -1) for x in (key, value))
             norm = me.s.square().sum(-1)
             gate = (norm / (1 + norm)).clamp_min(_SMALLEST_GATE).log()
@@ -81,11 +81,7 @@ class SelfConditioned(Geometry):
         return None
 
     def idle(self, state: State) -> bool:
-        me = state.need("self", str(self))
-        if not isinstance(me, Self):
-            return False
-        silent = magnitude(me.s, "state.self.s") == 0 and self.form != "null_slot"
-        return silent and not any(t.requires_grad for t in (me.s, *me.weights.values()))
+        return still(self, state) and self.form != "null_slot"
 
     def initial(self, sizes: Sizes) -> dict[str, Tensor]:
         """The weights; s belongs to an episode."""
@@ -101,7 +97,7 @@ class SelfConditioned(Geometry):
 
     def check(self, state: State, value_width: int) -> None:
         if self.form == "self_token" and isinstance(state.self, Self):
-            W_v = state.self.weight("W_v", self.form)
+            W_v = state.self.weight("W_v", self)
             if W_v.ndim == 3 and W_v.shape[1] != value_width:
                 raise ShapeError(
                     f"state.self weight 'W_v' is {tuple(W_v.shape)}; v has width E={value_width}, so it is (G, E, S)"
@@ -110,12 +106,12 @@ class SelfConditioned(Geometry):
     def _query(self, q: Tensor, me: Self) -> Tensor:
         match self.form:
             case "temperature":
-                return q * torch.exp(me.s @ me.weight("w", self.form).mT)[..., None, None]
+                return q * torch.exp(me.s @ me.weight("w", self).mT)[..., None, None]
             case "key_bias":
-                bias = torch.einsum("hds,bs->bhd", me.weight("U", self.form), me.s) * q.shape[-1] ** 0.5
+                bias = torch.einsum("hds,bs->bhd", me.weight("U", self), me.s) * q.shape[-1] ** 0.5
                 return q + bias.repeat_interleave(q.shape[1] // bias.shape[1], dim=1).unsqueeze(-2)
             case "low_rank":
-                A, B, C = (me.weight(x, self.form) for x in ("A", "B", "C"))
+                A, B, C = (me.weight(x, self) for x in ("A", "B", "C"))
                 gain = (me.s @ B.mT)[:, None, None, :]
                 return q + (q @ C.mT * gain) @ A.mT
             case _:
@@ -124,24 +120,37 @@ class SelfConditioned(Geometry):
     def _row(self, me: Self, q: Tensor) -> Tensor:
         if self.form != "uniform":
             return q.new_zeros(q.shape[:3])
-        return (me.s @ me.weight("u", self.form).mT).unsqueeze(-1).expand(q.shape[:3])
+        return (me.s @ me.weight("u", self).mT).unsqueeze(-1).expand(q.shape[:3])
 
     def _self(self, state: State, q: Tensor) -> Self:
-        me = state.need("self", str(self))
-        if not isinstance(me, Self):
-            raise StateError(f"state.self is a {type(me).__name__}; pass State(self=Self(s, weights))")
-        s = me.s if me.s.ndim == 2 else me.s.unsqueeze(0)
-        if s.ndim != 2 or s.shape[0] not in (1, q.shape[0]):
-            raise ShapeError(f"state.self.s is {tuple(me.s.shape)}; it is (S,) or (B, S) with B={q.shape[0]} from q")
-        H, D = q.shape[1], q.shape[-1]
-        for name, axes in _WEIGHTS[self.form].items():
-            weight = me.weight(name, self.form)
-            if not _fits(weight.shape, axes, {"H": H, "D": D, "S": s.shape[-1]}):
-                raise ShapeError(
-                    f"state.self weight {name!r} is {tuple(weight.shape)}; self_conditioned(form={self.form}) with H={H}, "
-                    f"D={D}, S={s.shape[-1]} takes {_written(axes)}"
-                )
-        return Self(s.to(q.dtype), {n: w.to(q.dtype) for n, w in me.weights.items()})
+        return self_of(self, state, q, _WEIGHTS[self.form])
+
+
+def self_of(part: Geometry, state: State, q: Tensor, weights: Mapping[str, str]) -> Self:
+    """The state's self as a part reads it: s (B, S) or (1, S), and weights of these axes, checked, in the dtype of q."""
+    me = state.need("self", str(part))
+    if not isinstance(me, Self):
+        raise StateError(f"state.self is a {type(me).__name__}; pass State(self=Self(s, weights))")
+    s = me.s if me.s.ndim == 2 else me.s.unsqueeze(0)
+    if s.ndim != 2 or s.shape[0] not in (1, q.shape[0]):
+        raise ShapeError(f"state.self.s is {tuple(me.s.shape)}; it is (S,) or (B, S) with B={q.shape[0]} from q")
+    H, D = q.shape[1], q.shape[-1]
+    for name, axes in weights.items():
+        weight = me.weight(name, part)
+        if not _fits(weight.shape, axes, {"H": H, "D": D, "S": s.shape[-1]}):
+            raise ShapeError(
+                f"state.self weight {name!r} is {tuple(weight.shape)}; {part} with H={H}, "
+                f"D={D}, S={s.shape[-1]} takes {_written(axes)}"
+            )
+    return Self(s.to(q.dtype), {n: w.to(q.dtype) for n, w in me.weights.items()})
+
+
+def still(part: Geometry, state: State) -> bool:
+    """True when s is 0 and neither it nor a weight is being trained."""
+    me = state.need("self", str(part))
+    if not isinstance(me, Self):
+        return False
+    return magnitude(me.s, "state.self.s") == 0 and not any(t.requires_grad for t in (me.s, *me.weights.values()))
 
 
 def _fits(shape: Sequence[int], axes: str, sizes: Mapping[str, int]) -> bool:

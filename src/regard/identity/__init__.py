@@ -22,37 +22,44 @@ with needs_extra("identity"):
 
 if TYPE_CHECKING:
     from .body import base_of
+    from .energies import ImprintEnergy, imprint_energy
     from .experience import Experience, observe
     from .hf.inject import Injected, inject
     from .person import Person
+    from .sleep.acting import ActingRule, chosen_by_expected_surprise, expected_surprise
     from .sleep.consolidate import Slept, consolidate
     from .sleep.rule import SleepRule
     from .speaking import generate, living, stream
     from .state import Base, Identity, Imprints, Life, SelfState, TraceState
     from .store import Event, IdentityStore
+    from .trace_directions import Direction, Directions, directions
     from .write.rule import Rule, imprint
     from .write.self_state import SelfRule
     from .write.trace import TraceRule
 
 _PARTS = {
     "body": ("base_of",),
+    "energies": ("ImprintEnergy", "imprint_energy"),
     "experience": ("Experience", "observe"),
     "hf.inject": ("Injected", "inject"),
     "person": ("Person",),
     "speaking": ("generate", "living", "stream"),
+    "sleep.acting": ("ActingRule", "chosen_by_expected_surprise", "expected_surprise"),
     "sleep.consolidate": ("Slept", "consolidate"),
     "sleep.rule": ("SleepRule",),
     "state": ("Base", "Identity", "Imprints", "Life", "SelfState", "TraceState"),
     "store": ("Event", "IdentityStore"),
+    "trace_directions": ("Direction", "Directions", "directions"),
     "write.rule": ("Rule", "imprint"),
     "write.self_state": ("SelfRule",),
     "write.trace": ("TraceRule",),
 }
 _WHERE = {name: module for module, names in _PARTS.items() for name in names}
 __all__ = [
-    "Base", "Event", "Experience", "Identity", "IdentityStore", "Imprints", "Injected", "Life", "Person", "Rule", "SelfRule", "SelfState",
-    "SleepRule", "Slept", "TraceRule", "TraceState", "base_of", "consolidate", "generate", "imprint", "inject", "living",
-    "observe", "stream",
+    "ActingRule", "Base", "Direction", "Directions", "Event", "Experience", "Identity", "IdentityStore", "ImprintEnergy",
+    "Imprints", "Injected", "Life", "Person", "Rule", "SelfRule", "SelfState", "SleepRule", "Slept", "TraceRule",
+    "TraceState", "base_of", "chosen_by_expected_surprise", "consolidate", "directions", "expected_surprise", "generate",
+    "imprint", "imprint_energy", "inject", "living", "observe", "stream",
 ]  # fmt: skip
 
 

@@ -19,9 +19,9 @@ def body_of(model: nn.Module) -> Body:
     # As many numbers of each weight as its fingerprint has: what changes that is seen.
     mark = weights_mark(model, SAMPLES)
     # Kept with the model itself, so that both go together; a module's own __setattr__ is for its parts.
-    kept: tuple[int, Body] | None = model.__dict__.get(_BODY)
-    if kept is not None and kept[0] == mark:
-        return kept[1]
+    cached: tuple[int, Body] | None = model.__dict__.get(_BODY)
+    if cached is not None and cached[0] == mark:
+        return cached[1]
     if isinstance(model, Model):
         body: Body = OwnBody(model)
     else:

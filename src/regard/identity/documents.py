@@ -45,10 +45,10 @@ def parse_document(data: bytes, name: str) -> str | Messages:
         raise StateError(f"{name} is empty: there is nothing to imprint")
     match Path(name).suffix.lower():
         case ".json":
-            found = _json(text, name)
-            if not isinstance(found, list) or not found:
+            parsed = _json(text, name)
+            if not isinstance(parsed, list) or not parsed:
                 raise StateError(f'{name} holds no list of messages: [{{"role": "user", "content": "…"}}, …]')
-            rows = cast(list[Any], found)
+            rows = cast(list[Any], parsed)
             return [message(m, f"{name}, message {i}") for i, m in enumerate(rows, 1)]
         case ".jsonl":
             lines = [(line, f"{name}, line {i}") for i, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -58,13 +58,13 @@ def parse_document(data: bytes, name: str) -> str | Messages:
             return _all_messages(text) or text
 
 
-def message(found: object, where: str) -> dict[str, str]:
+def message(value: object, where: str) -> dict[str, str]:
     """A message with its role and its content, and nothing else that it came with."""
-    match found:
+    match value:
         case {"role": str(role), "content": str(content)}:
             return {"role": role, "content": content}
         case _:
-            raise StateError(f'{where} is no message: it needs {{"role": "user", "content": "…"}}, and is {found!r:.60}')
+            raise StateError(f'{where} is no message: it needs {{"role": "user", "content": "…"}}, and is {value!r:.60}')
 
 
 def checked_text(given: object) -> str | Messages:

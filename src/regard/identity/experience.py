@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import ShapeError, StateError
 from ..models.tokenizer import Tokenizer
+from ..models.tokens import has_ids
 from .body import Body, body_of
 from .shock import checked_affect, entropy, estimated_affect, surprisal
 from .state import Base
@@ -76,6 +77,8 @@ def observe(
         raise ShapeError(f"{len(ids):,} tokens are one experience too long; give it in pieces of at most {LONGEST:,}")
     if affect != "estimated":
         checked_affect(affect)
+    if not isinstance(source, str):
+        raise StateError(f"source={source!r:.60}: it is the name of where the words are from, such as 'diary'")
     tokens = torch.tensor(ids, device=body.device)
     was_training = model.training
     model.eval()
@@ -99,7 +102,7 @@ def observe(
 def tokenised(text: str | Chat | Sequence[int] | Tensor, tokenizer: Tokenizer | None) -> tuple[list[int], list[bool]]:
     """Token ids, and which of them are what was said rather than markup; the first is the model's sink, and never said."""
     if isinstance(text, Tensor):
-        if text.ndim != 1 or text.is_floating_point() or text.is_complex() or text.dtype == torch.bool:
+        if text.ndim != 1 or not has_ids(text):
             raise ShapeError(f"a tensor of {tuple(text.shape)} {text.dtype} is no text; token ids are integers (N), one text")
         numbers: list[int] = text.tolist()
         text = numbers

@@ -67,13 +67,13 @@ def identities(given: object) -> list[Identity | None]:
             f"{given!r:.60} is no identity: give an Identity, a list with one for each row, or None for the model itself; "
             "by its name it is in a store, IdentityStore().load(name), or in a folder, Identity.load(folder)"
         )
-    found = list(cast(Sequence[object], given))
-    if not found:
+    rows = list(cast(Sequence[object], given))
+    if not rows:
         raise ShapeError("no identities were given; None is the model by itself")
-    for i, row in enumerate(found):
+    for i, row in enumerate(rows):
         if row is not None and not isinstance(row, Identity):
             raise StateError(f"row {i} is {row!r:.60}, which is no identity: give an Identity, or None for the model itself")
-    return cast(list[Identity | None], found)
+    return cast(list[Identity | None], rows)
 
 
 Speaker = Who | Literal["here"]

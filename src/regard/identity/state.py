@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -24,21 +23,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, RegardError, StateError
+from .folder import SCHEMA, Settings, path_of, read_folder, upgraded, write_folder
 from .packed import Packed
 
-SCHEMA = 1
-"""Of the settings and tensors on disk; `UPGRADES` leads here from every older one."""
-TENSORS, CONFIG, JOURNAL = "identity.safetensors", "identity_config.json", "journal.json"
-FILES = (TENSORS, CONFIG, JOURNAL)
-"""Of an identity's folder; a store that exports one lays its journal beside it."""
-LARGEST = 64 << 20
-"""Bytes of an identity that are read at most: one that is larger did not come from here."""
 Form = Literal["key_bias", "self_token"]
-Settings = dict[str, Any]
-"""Of an identity, as JSON."""
-Parts = tuple[Settings, dict[str, Tensor]]
-UPGRADES: dict[int, Callable[[Settings, dict[str, Tensor]], Parts]] = {}
-"""From a schema to the next one: settings and tensors in, settings and tensors out."""
 
 
 @dataclass(frozen=True)
@@ -264,88 +252,16 @@ class Identity:
 
         An identity that is there already is replaced; anything else is not.
         """
-        from safetensors.torch import save_file
-
-        from ..files import new_folder, write_text
-
-        _refuse_others(Path(folder))
-        with new_folder(Path(folder), private=True) as draft:
-            save_file(self.tensors(), draft / TENSORS, metadata={"format": "pt"})
-            write_text(draft / CONFIG, json.dumps(self.config(), indent=1, ensure_ascii=False) + "\n")
+        write_folder(path_of(folder), self.config(), self.tensors())
 
     save_pretrained = save
 
     @classmethod
     def load(cls, folder: str | Path) -> Identity:
         """From a folder that `save` wrote; a file that is damaged or does not fit is refused."""
-        folder = Path(folder)
-        try:
-            config = json.loads(read_bytes(folder / CONFIG))
-            data = read_bytes(folder / TENSORS)
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{folder} is no identity: it has no {Path(str(error.filename)).name}") from error
-        except OSError as error:
-            raise CheckpointError(f"{folder} cannot be read: {error.strerror or error}") from error
-        except RegardError:
-            raise
-        except (ValueError, RecursionError) as error:
-            # A number of thousands of digits is a ValueError of its own.
-            raise CheckpointError(f"{folder / CONFIG} is not readable as JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise CheckpointError(f"{folder / CONFIG} holds a {type(config).__name__}, not the settings of an identity")
-        return cls.build(config, unpack(data))
+        return cls.build(*read_folder(path_of(folder)))
 
     from_pretrained = load
-
-
-def upgraded(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Parts:
-    """Settings and tensors of any schema that there was, in this one's."""
-    settings, t = dict(config), dict(tensors)
-    while (schema := settings.get("schema")) != SCHEMA:
-        if type(schema) is int and schema > SCHEMA:
-            raise CheckpointError(
-                f"this identity has schema {schema}; this version of regard reads up to {SCHEMA}: update regard"
-            )
-        if type(schema) is not int or schema not in UPGRADES:
-            raise CheckpointError(f"this identity has schema {schema!r:.40}; this version reads 1 to {SCHEMA}")
-        settings, t = UPGRADES[schema](settings, t)
-        if settings.get("schema") != schema + 1:
-            raise CheckpointError(f"the upgrade from schema {schema} led to {settings.get('schema')!r:.40}")
-    return settings, t
-
-
-def read_bytes(path: Path) -> bytes:
-    """A plain file, or what a link to one leads to; never a pipe or a device, which end late or not at all."""
-    from ..files import read_plain
-
-    try:
-        return read_plain(path, LARGEST, follow=True)
-    except CheckpointError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise error.__cause__ from None
-        raise
-
-
-def _refuse_others(folder: Path) -> None:
-    """Raise where saving would remove what is no identity's."""
-    if not folder.exists():
-        return
-    others = [folder.name] if not folder.is_dir() else sorted(p.name for p in folder.iterdir() if p.name not in FILES)
-    if others:
-        raise StateError(f"{folder} is no identity: {others[0]} would be lost; give a folder that is new, or an identity's")
-
-
-def unpack(data: bytes) -> dict[str, Tensor]:
-    """The tensors of a safetensors file in memory; whatever is wrong with it is one kind of error."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    if len(data) > LARGEST:
-        raise CheckpointError(f"{len(data) / 1e6:,.0f} MB of tensors; an identity has at most {LARGEST / 1e6:.0f}")
-    try:
-        return load(data)
-    except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, struct.error) as error:
-        raise CheckpointError(f"the tensors are not readable as safetensors: {error}") from error
 
 
 def check_base(b: Base) -> tuple[int, int, int]:

@@ -6,9 +6,9 @@ x is everything (the base model), a part (self, trace, imprints), one layer's re
 its place, so that the others are turned as before. The numbers are not shares of a whole: two imprints that say the same thing
 cover for each other, and each alone then seems to matter little.
 
-    found = why(model, mara, tokenizer.encode(prompt), tokenizer=tokenizer)
-    found.base, found.parts["imprints"], found.layers[12], found.imprints[3], found.moments[3].source
-    print(found)
+    answer = why(model, mara, tokenizer.encode(prompt), tokenizer=tokenizer)
+    answer.base, answer.parts["imprints"], answer.layers[12], answer.imprints[3], answer.moments[3].source
+    print(answer)
 """
 
 from __future__ import annotations
@@ -96,15 +96,17 @@ def why(
     was_training = model.training
     model.eval()
     try:
-        found = _why(body, identity, ids, most, tell)
+        answer = _why(body, identity, ids, most, tell)
     finally:
         model.train(was_training)
-    kept = identity.imprints
+    imprints = identity.imprints
     moments = {
-        i: Moment(word(tokenizer, [int(kept.token[i])]), float(kept.shock[i]), identity.sources[int(kept.source[i])])
-        for i in found.imprints
+        i: Moment(
+            word(tokenizer, [int(imprints.token[i])]), float(imprints.shock[i]), identity.sources[int(imprints.source[i])]
+        )
+        for i in answer.imprints
     }
-    return replace(found, words=tuple(word(tokenizer, [t]) for t, _, _ in found.likely), moments=moments)
+    return replace(answer, words=tuple(word(tokenizer, [t]) for t, _, _ in answer.likely), moments=moments)
 
 
 def why_answer(
@@ -124,8 +126,8 @@ def why_answer(
         at = 1 + distances.index(max(distances))
     if not 1 <= at <= max(len(answer), 1):
         raise SpecError(f"token {at}: the last answer has tokens 1 to {len(answer)}; leave it out for the one that moved most")
-    found = why(model, identity, [*prompt, *answer[: at - 1]], most=most, tokenizer=tokenizer, tell=tell)
-    return replace(found, token=f"token {at}, {word(tokenizer, answer[at - 1 : at])!r}") if answer else found
+    reason = why(model, identity, [*prompt, *answer[: at - 1]], most=most, tokenizer=tokenizer, tell=tell)
+    return replace(reason, token=f"token {at}, {word(tokenizer, answer[at - 1 : at])!r}") if answer else reason
 
 
 def moved(model: nn.Module, identity: Identity, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
@@ -155,7 +157,7 @@ def _why(body: Body, identity: Identity, ids: Tensor, most: int | None, tell: Te
         tell("leaving things out", done / total)
         return kl(with_it, _last(body, reads, ids))
 
-    found = {p: without(reads_of(identity.only(*(q for q in parts if q != p)))) for p in parts}  # pyright: ignore
+    by_part = {p: without(reads_of(identity.only(*(q for q in parts if q != p)))) for p in parts}  # pyright: ignore
     layers = [0.0] * len(whole)
     for i in read_by:
         layers[i] = without([*whole[:i], None, *whole[i + 1 :]])
@@ -163,7 +165,7 @@ def _why(body: Body, identity: Identity, ids: Tensor, most: int | None, tell: Te
     top = with_it.topk(min(8, with_it.shape[0])).indices.tolist()
     return Why(
         kl(with_it, base),
-        found,
+        by_part,
         tuple(layers),
         dict(sorted(alone.items(), key=lambda x: -x[1])),
         tuple((t, float(with_it[t].exp()), float(base[t].exp())) for t in top),

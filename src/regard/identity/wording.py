@@ -14,9 +14,11 @@ BARS = "▁▂▃▄▅▆▇█"
 
 def words(identity: Identity, tokenizer: Tokenizer, index: Iterable[int] | None = None) -> list[str]:
     """Imprints as words, the worthiest first: tokens that followed each other read together."""
-    kept = identity.imprints
-    chosen = sorted(range(len(kept)) if index is None else index)
-    position, token, source, worth = (cast(list[Any], x.tolist()) for x in (kept.position, kept.token, kept.source, kept.worth))
+    imprints = identity.imprints
+    chosen = sorted(range(len(imprints)) if index is None else index)
+    position, token, source, worth = (
+        cast(list[Any], x.tolist()) for x in (imprints.position, imprints.token, imprints.source, imprints.worth)
+    )
     runs: list[list[int]] = []
     for i in chosen:
         last = runs[-1][-1] if runs else None

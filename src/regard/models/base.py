@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +15,16 @@ from torch import Tensor, nn
 
 from ..attention.allow import Allow, Causal
 from ..attention.inspect import Attended
-from ..errors import CheckpointError, CombinationError, ShapeError
+from ..errors import CheckpointError, CombinationError, ShapeError, StateError
 from ..nn import Attention, Cache
 from ..state import State
 from .blocks import Block, BlockContext
 from .generation_info import GenerationInfo
+from .objectives import NextToken, Objective
 from .parameters import assign, owners_of
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Model(nn.Module, ABC):
     """Set by `models.convert`, so that no model knows a file format."""
     instead: ClassVar[str | None] = None
     """What it does instead of continuing a text, and what to call for it; None where it predicts the next token."""
+    objectives: ClassVar[Mapping[str, type[Objective]]] = {"next_token": NextToken}
+    """What it can learn from, by the name that `objective.name` has; the first is the usual one."""
     pad_side: ClassVar[Literal["left", "right"]] = "right"
     """Where rows of a batch may be filled up; on the left only where no layer but attention meets other tokens."""
     has_place_table: ClassVar[bool] = False
@@ -84,6 +90,15 @@ class Model(nn.Module, ABC):
         look: Look | None = None,
     ) -> Output:
         """Logits for every token. `allow` is joined to the model's own rule; padding goes there."""
+
+    def answer(self, text: str, tokenizer: Tokenizer, limit: int = 64) -> str:
+        """What a model that continues no text makes of one: its blanks filled, or a reply of at most `limit` tokens."""
+        raise CombinationError(f"a {type(self).__name__} continues a text: generate(model, text, tokenizer=tokenizer)")
+
+    @property
+    def trains_every_parameter(self) -> bool:
+        """False where a step of training may leave some without a gradient, which replicas on several ranks have to be told."""
+        return True
 
     @property
     def cache_count(self) -> int:
@@ -164,7 +179,7 @@ class CausalModel(Model):
         positions: Tensor | None = None,
     ) -> Output:
         """`positions` (B, N) or (N) places the tokens where places are absolute; left-padded batches need it there."""
-        x = self.start(tokens, len(caches[0]) if caches else 0, positions)
+        x = self.start(tokens, cached_length(caches, len(self.blocks)), positions)
         x = F.dropout(x, self.start_dropout, self.training)
         way = walk(self.blocks, x, narrowed(self.rule(), allow), caches, states, look)
         last = self.norm(way.x)
@@ -185,9 +200,22 @@ def narrowed(rule: Allow, allow: Allow | None) -> Allow:
 def per_layer(states: States, depth: int) -> list[State | None]:
     if states is None or isinstance(states, State):
         return [states] * depth
+    if not isinstance(states, Sequence) or not all(x is None or isinstance(x, State) for x in states):
+        raise StateError(f"states={states!r:.60}: give a regard.State(...), or a list with one or None for each layer")
     if len(states) != depth:
         raise ShapeError(f"{len(states)} states for {depth} layers; give one, or one for each layer")
     return list(states)
+
+
+def cached_length(caches: Sequence[Cache] | None, count: int) -> int:
+    """Tokens that the caches of a model hold; whatever is not one cache for each of its layers is refused."""
+    if caches is None:
+        return 0
+    if not isinstance(caches, Sequence) or not all(isinstance(c, Cache) for c in caches):
+        raise StateError(f"caches={caches!r:.60}: give what the last call returned, or [Cache() for _ in range({count})]")
+    if len(caches) != count:
+        raise ShapeError(f"{len(caches)} caches; this model keeps {count}, one for each layer: begin with [Cache()] * {count}")
+    return len(caches[0]) if count else 0
 
 
 @dataclass(frozen=True)
@@ -222,6 +250,7 @@ def walk(
     look: Look | None,
 ) -> Walk:
     """x through every block in turn."""
+    cached_length(caches, len(blocks))
     look = look or Look()
     hidden, seen, grown = [x], list[Attended](), list[Cache]()
     for i, (block, state) in enumerate(zip(blocks, per_layer(states, len(blocks)), strict=True)):

@@ -5,8 +5,9 @@ MiniLM and other sentence encoders are this model without the guessing head; `me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,12 @@ from ..nn import Attention, Cache
 from ..position import NoPosition
 from .base import Look, Model, Output, States, walk
 from .blocks import Activation, Block, FeedForward, layer_specs
+from .infill import masks_filled
+from .objectives import Masked, Objective
+from .tokens import TokenTable
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ class BertOutput(Output):
 
 class Bert(Model):
     family = "bert"
-    instead = "reads a text from both sides and continues none; model(tokens) gives its guesses"
+    instead = "reads a text from both sides and continues none; model.answer(text, tokenizer) fills in its masks"
+    objectives: ClassVar[Mapping[str, type[Objective]]] = {"masked": Masked}
     has_place_table = True
 
     def __init__(self, config: BertConfig) -> None:
@@ -63,7 +71,7 @@ class Bert(Model):
         self.config = c = config
         self.context = c.context
         specs = layer_specs(c.attention, c.depth, NoPosition())
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.place = nn.Embedding(c.context, c.width)
         self.sentence = nn.Embedding(c.types, c.width)
         self.norm = nn.LayerNorm(c.width, eps=c.eps)
@@ -113,6 +121,14 @@ class Bert(Model):
         # The norm comes inside the last block here, so what it left is the end already.
         hidden = None if seen.hidden is None else seen.hidden[:-1]
         return BertOutput(logits, None, hidden, seen.attended, way.x, pooled)
+
+    @property
+    def trains_every_parameter(self) -> bool:
+        return self.pooler is None  # guessing hidden words does not ask it
+
+    def answer(self, text: str, tokenizer: Tokenizer, limit: int = 64) -> str:
+        """The text with a token for each of its masks, the surest first."""
+        return masks_filled(self, text, tokenizer)
 
 
 class Guess(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,28 +18,47 @@ from ..nn import Attention, Cache
 from ..position import NoPosition, Position
 from ..state import State
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu_tanh"]
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "swiglu": F.silu,
-    "geglu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
+NormOrder = Literal["pre", "post"]
+
+
+@dataclass(frozen=True)
+class FeedForwardKind:
+    """The function of a feed-forward layer, and whether it gates a second product (Shazeer 2020)."""
+
+    act: Callable[[Tensor], Tensor]
+    gated: bool = False
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+FEED_FORWARDS: dict[str, FeedForwardKind] = {
+    "relu": FeedForwardKind(F.relu),
+    "gelu": FeedForwardKind(F.gelu),
+    "gelu_tanh": FeedForwardKind(gelu_tanh),
+    "silu": FeedForwardKind(F.silu),
+    "reglu": FeedForwardKind(F.relu, gated=True),
+    "geglu": FeedForwardKind(F.gelu, gated=True),
+    "geglu_tanh": FeedForwardKind(gelu_tanh, gated=True),
+    "swiglu": FeedForwardKind(F.silu, gated=True),
 }
-_GATED = ("swiglu", "geglu_tanh")
+"""By the name that `activation` has in a config."""
 
 
 class FeedForward(nn.Module):
-    """down(act(up x)); gated (SwiGLU, GEGLU), down(act(gate x) · up x)."""
+    """down(act(up x)); gated (ReGLU, GEGLU, SwiGLU), down(act(gate x) · up x)."""
 
     def __init__(self, width: int, hidden: int, activation: Activation = "gelu", bias: bool = True) -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
-            raise SpecError(f"activation={activation!r} is not one of {', '.join(_ACTIVATIONS)}")
+        kind = FEED_FORWARDS.get(activation)
+        if kind is None:
+            raise SpecError(f"activation={activation!r} is not one of {', '.join(FEED_FORWARDS)}")
         self.up = nn.Linear(width, hidden, bias=bias)
-        self.gate = nn.Linear(width, hidden, bias=bias) if activation in _GATED else None
+        self.gate = nn.Linear(width, hidden, bias=bias) if kind.gated else None
         self.down = nn.Linear(hidden, width, bias=bias)
-        self.act = _ACTIVATIONS[activation]
+        self.act = kind.act
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x))
@@ -66,10 +85,12 @@ class Block(nn.Module):
         attention: Attention,
         ffn: nn.Module,
         norms: Sequence[nn.Module],
-        order: Literal["pre", "post"] = "pre",
+        order: NormOrder = "pre",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        if order not in get_args(NormOrder):
+            raise SpecError(f"norm={order!r} is not one of {', '.join(get_args(NormOrder))}")
         self.attention, self.ffn, self.order = attention, ffn, order
         self.norm_1, self.norm_2 = norms
         self.dropout = nn.Dropout(dropout)
@@ -113,6 +134,11 @@ def layer_specs(attention: str | Spec | Sequence[str | Spec], depth: int, positi
         raise SpecError(f"{len(given)} attention specs for {depth} layers; give one, or one for each layer")
     specs = [parse(s) for s in given]
     return [Spec(s.geometry, s.selection, position) if isinstance(s.position, NoPosition) else s for s in specs]
+
+
+def last_norm(order: NormOrder, norm: nn.Module) -> nn.Module:
+    """The norm after the last block: what blocks with norms after their sums leave has one already."""
+    return norm if order == "pre" else nn.Identity()
 
 
 def scale_residuals(blocks: nn.ModuleList, std: float = 0.02) -> None:

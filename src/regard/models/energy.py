@@ -9,9 +9,9 @@ tokens, as BERT is, and not one that writes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,12 @@ from ..selection import Energy
 from ..state import State
 from .base import Look, Model, Output, States, narrowed, per_layer
 from .blocks import layer_specs
+from .infill import masks_filled
+from .objectives import Masked, Objective
+from .tokens import TokenTable
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -59,14 +65,15 @@ class EnergyOutput(Output):
 
 class EnergyTransformer(Model):
     family = "energy"
-    instead = "moves earlier tokens too and continues no text; model(tokens) gives its guesses"
+    instead = "moves earlier tokens too and continues no text; model.answer(text, tokenizer) fills in its masks"
+    objectives: ClassVar[Mapping[str, type[Objective]]] = {"masked": Masked}
     has_place_table = True
 
     def __init__(self, config: EnergyConfig) -> None:
         super().__init__()
         self.config = c = config
         self.context = c.context
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.place = nn.Embedding(c.context, c.width)
         self.blocks = nn.ModuleList(EnergyBlock(c, spec) for spec in layer_specs(c.attention, c.depth, NoPosition()))
         self.norm = nn.LayerNorm(c.width, eps=c.eps)
@@ -109,6 +116,10 @@ class EnergyTransformer(Model):
             tuple(seen) if look.attention else None,
             torch.stack(energies, dim=-1) if energies else None,
         )
+
+    def answer(self, text: str, tokenizer: Tokenizer, limit: int = 64) -> str:
+        """The text with a token for each of its masks, the surest first."""
+        return masks_filled(self, text, tokenizer)
 
 
 class EnergyBlock(nn.Module):

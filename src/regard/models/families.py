@@ -52,13 +52,8 @@ FAMILIES: dict[str, Family] = {
     "ngpt": Family(NGPT, NGPTConfig, None, {**_SMALL, "alpha": 0.25}, _GATED),
     "routing": Family(Routing, RoutingConfig, None, {**_SMALL, "experts": 4}, {"hidden": ("width", 2)}),
     "recurrent": Family(Recurrent, RecurrentConfig, None, {"width": 192, "depth": 2}),
-    "bert": Family(Bert, BertConfig, bert.CONVERTER, _SMALL, _WIDE),
+    "bert": Family(Bert, BertConfig, bert.CONVERTER, {**_SMALL, "pools": False}, _WIDE),
     "t5": Family(T5, T5Config, t5.CONVERTER, {**_SMALL, "head_width": 32}, _WIDE),
     "energy": Family(EnergyTransformer, EnergyConfig, None, {**_SMALL, "depth": 1}, {"memories": ("width", 4)}),
 }
 """By `Model.family`."""
-
-
-def next_token_families() -> dict[str, Family]:
-    """Those that predict the next token, and so learn from any text."""
-    return {name: family for name, family in FAMILIES.items() if family.model.instead is None}

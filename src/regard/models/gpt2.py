@@ -11,7 +11,8 @@ from ..errors import ShapeError
 from ..nn import Attention
 from ..position import NoPosition
 from .base import CausalModel
-from .blocks import Activation, Block, FeedForward, layer_specs, scale_residuals
+from .blocks import Activation, Block, FeedForward, NormOrder, last_norm, layer_specs, scale_residuals
+from .tokens import TokenTable
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class GPT2Config:
     hidden: int | None = None
     context: int = 1024
     activation: Activation = "gelu_tanh"
+    norm: NormOrder = "pre"
+    """Where norms stand: before each sublayer, or after each sum, as in the first transformer."""
     eps: float = 1e-5
     bias: bool = True
     tied: bool = True
@@ -43,18 +46,19 @@ class GPT2(CausalModel):
         self.config = c = config
         self.context, self.start_dropout = c.context, c.dropout
         specs = layer_specs(c.attention, c.depth, NoPosition())
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.place = nn.Embedding(c.context, c.width)
         self.blocks = nn.ModuleList(
             Block(
                 Attention(c.width, c.heads, spec, bias=c.bias),
                 FeedForward(c.width, c.hidden or 4 * c.width, c.activation, bias=c.bias),
                 (nn.LayerNorm(c.width, eps=c.eps, bias=c.bias), nn.LayerNorm(c.width, eps=c.eps, bias=c.bias)),
+                order=c.norm,
                 dropout=c.dropout,
             )
             for spec in specs
         )
-        self.norm = nn.LayerNorm(c.width, eps=c.eps, bias=c.bias)
+        self.norm = last_norm(c.norm, nn.LayerNorm(c.width, eps=c.eps, bias=c.bias))
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
         scale_residuals(self.blocks)
         for table in (self.embed, self.place):

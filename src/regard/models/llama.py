@@ -14,7 +14,8 @@ from ..attention.allow import Allow, Causal, Window
 from ..nn import Attention
 from ..position import Rope
 from .base import CausalModel
-from .blocks import Block, FeedForward, layer_specs, scale_residuals
+from .blocks import Activation, Block, FeedForward, NormOrder, last_norm, layer_specs, scale_residuals
+from .tokens import TokenTable
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class LlamaConfig:
     heads: int = 9
     key_heads: int = 3
     hidden: int = 1536
+    activation: Activation = "swiglu"
+    norm: NormOrder = "pre"
+    """Where norms stand: before each sublayer, or after each sum, as in the first transformer."""
     head_width: int | None = None
     rope: Rope = field(default_factory=Rope)
     eps: float = 1e-5
@@ -48,16 +52,17 @@ class Llama(CausalModel):
         self.config = c = config
         self.context = c.context
         specs = layer_specs(c.attention, c.depth, c.rope)
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.blocks = nn.ModuleList(
             Block(
                 Attention(c.width, c.heads, spec, key_heads=c.key_heads, head_width=c.head_width, bias=c.attention_bias),
-                FeedForward(c.width, c.hidden, "swiglu", bias=c.mlp_bias),
+                FeedForward(c.width, c.hidden, c.activation, bias=c.mlp_bias),
                 (nn.RMSNorm(c.width, eps=c.eps), nn.RMSNorm(c.width, eps=c.eps)),
+                order=c.norm,
             )
             for spec in specs
         )
-        self.norm = nn.RMSNorm(c.width, eps=c.eps)
+        self.norm = last_norm(c.norm, nn.RMSNorm(c.width, eps=c.eps))
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
         scale_residuals(self.blocks)
         nn.init.normal_(self.embed.weight, std=0.02)

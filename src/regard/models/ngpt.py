@@ -24,6 +24,7 @@ from ..nn import Attention, Cache
 from ..position import Rope
 from .base import CausalModel
 from .blocks import BlockContext, attended, layer_specs
+from .tokens import TokenTable
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class NGPT(CausalModel):
         super().__init__()
         self.config = c = config
         self.context = c.context
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.blocks = nn.ModuleList(SphereBlock(c, spec) for spec in layer_specs(c.attention, c.depth, c.rope))
         self.norm = nn.Identity()
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
@@ -112,7 +113,7 @@ class SphereAttention(Attention):
 
 
 class SphereFeedForward(nn.Module):
-    """down(s_u ⊙ up h · silu(√M s_v ⊙ gate h)): √M brings the product of two unit vectors to a size where SiLU overrides."""
+    """down(s_u ⊙ up h · silu(√M s_v ⊙ gate h)): √M brings the product of two unit vectors to a size where SiLU is curved."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

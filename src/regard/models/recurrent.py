@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention.allow import Allow, Causal
-from ..errors import ShapeError, SpecError
+from ..errors import SpecError
 from ..nn import Attention, Cache
-from .base import Look, Model, Output, States, narrowed, per_layer
+from .base import Look, Model, Output, States, cached_length, narrowed, per_layer
 from .blocks import BlockContext, attended
+from .tokens import TokenTable
 
 Kind = Literal["lstm", "gru", "cnn"]
 
@@ -50,7 +51,7 @@ class Recurrent(Model):
         self.config = c = config
         if c.kind not in LAYERS:
             raise SpecError(f"kind={c.kind!r} is not one of {', '.join(LAYERS)}")
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.layers = nn.ModuleList(LAYERS[c.kind](c, i) for i in range(c.depth))
         self.attention = None if c.attention is None else Attention(c.width, c.heads, c.attention)
         self.norm = nn.LayerNorm(c.width)
@@ -74,8 +75,7 @@ class Recurrent(Model):
         look: Look | None = None,
     ) -> Output:
         """`allow` and `states` go to the attention layer; a layer below reads every token, so padding goes to the right."""
-        if caches is not None and len(caches) != self.cache_count:
-            raise ShapeError(f"{len(caches)} caches; this model keeps {self.cache_count}, one for each layer")
+        cached_length(caches, self.cache_count)
         look = look or Look()
         x = self.dropout(self.embed(tokens))
         hidden, grown, seen = [x], list[Cache](), None

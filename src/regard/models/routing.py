@@ -1,8 +1,8 @@
 """Models that route: tokens to experts (sparsely gated mixture, Switch) and queries to clusters of keys (Routing Transformer).
 
-    routed = RoutingConfig(experts=8, chosen=2).build()              # Shazeer et al. 2017
+    routed = RoutingConfig(experts=8, chosen=2, gate="noisy").build()    # Shazeer et al. 2017
     switch = RoutingConfig(experts=8, chosen=1, capacity=1.25).build()   # Fedus et al. 2021
-    nearby = RoutingConfig(experts=1, clusters=8).build()            # Roy et al. 2021
+    nearby = RoutingConfig(experts=1, clusters=8).build()                # Roy et al. 2021
 
 The parts are `models/experts.py` and `models/clusters.py`; this is a GPT with RoPE and RMSNorm around them.
 """
@@ -25,7 +25,8 @@ from ..position import Rope
 from .base import CausalModel, Look, Output, States, narrowed, walk
 from .blocks import Activation, Block, BlockContext, FeedForward, layer_specs
 from .clusters import ClusteredAttention
-from .experts import Experts, Route
+from .experts import Experts, Gate, Route
+from .tokens import TokenTable
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class RoutingConfig:
     """How many of them a token goes through."""
     capacity: float | None = None
     """In training an expert takes at most this many times its even share, and other tokens pass it by; None: it takes all."""
+    gate: Gate = "plain"
+    """`noisy` adds a trained noise to the router's scores in training."""
     clusters: int | None = None
     """Clusters of queries and keys per head; a query meets keys of its own cluster only. None: it meets all."""
     rope: Rope = field(default_factory=Rope)
@@ -73,13 +76,17 @@ class Routing(CausalModel):
     def __init__(self, config: RoutingConfig) -> None:
         super().__init__()
         self.config = c = config
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         self.blocks = nn.ModuleList(RoutedBlock(c, spec) for spec in layer_specs(c.attention, c.depth, c.rope))
         self.norm = nn.RMSNorm(c.width, eps=c.eps)
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
         nn.init.normal_(self.embed.weight, std=0.02)
         if c.tied:
             self.head.weight = self.embed.weight
+
+    @property
+    def trains_every_parameter(self) -> bool:
+        return self.config.experts == 1  # an expert that no token chose learns nothing in that step
 
     def forward(
         self,
@@ -112,7 +119,7 @@ class RoutedBlock(Block):
         ffn: nn.Module = (
             FeedForward(c.width, hidden, c.activation)
             if c.experts == 1
-            else Experts(c.width, hidden, c.experts, c.chosen, c.capacity, c.activation)
+            else Experts(c.width, hidden, c.experts, c.chosen, c.capacity, c.activation, c.gate)
         )
         super().__init__(attention, ffn, (nn.RMSNorm(c.width, eps=c.eps), nn.RMSNorm(c.width, eps=c.eps)))
 

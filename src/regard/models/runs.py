@@ -30,10 +30,10 @@ def checkpoint_folder(path: Path) -> Path:
     root = path / "checkpoints"
     if not root.is_dir() or (path / "config.json").exists():
         return path
-    found = step_folder(root, "best") or step_folder(root, "last") or next(reversed(steps(root)), None)
-    if found is None:
+    folder = step_folder(root, "best") or step_folder(root, "last") or next(reversed(steps(root)), None)
+    if folder is None:
         raise CheckpointError(f"{path} holds no checkpoint yet")
-    return found
+    return folder
 
 
 def step_folder(root: Path, link: str) -> Path | None:
@@ -54,13 +54,13 @@ def step_folder(root: Path, link: str) -> Path | None:
 def steps(root: Path) -> list[Path]:
     """The whole checkpoints of a run, the oldest first: a folder has this name only once it is written."""
     with reading(root):
-        found = [p for p in root.glob(f"{STEP}*") if not p.is_symlink() and (p / STATE).is_file()]
-        return sorted(found, key=lambda p: (len(p.name), p.name))
+        folders = [p for p in root.glob(f"{STEP}*") if not p.is_symlink() and (p / STATE).is_file()]
+        return sorted(folders, key=lambda p: (len(p.name), p.name))
 
 
 def _others(root: Path, but: str) -> str:
-    found = [p.name for p in steps(root) if p.name != but]
-    return f"; whole ones: {', '.join(found)} (make the link name one: ln -sfn {found[-1]} {root}/last)" if found else ""
+    names = [p.name for p in steps(root) if p.name != but]
+    return f"; whole ones: {', '.join(names)} (make the link name one: ln -sfn {names[-1]} {root}/last)" if names else ""
 
 
 def read_record(folder: Path) -> dict[str, Any]:

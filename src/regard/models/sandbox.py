@@ -22,7 +22,7 @@ with needs_extra("models"):
     from jinja2 import nodes
     from jinja2.exceptions import SecurityError
     from jinja2.ext import loopcontrols
-    from jinja2.runtime import Macro, Undefined
+    from jinja2.runtime import Context, Macro, Undefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
     from jinja2.visitor import NodeTransformer
@@ -124,7 +124,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # What the rewritten template calls
 
-    def shown(self, value: Any) -> Any:
+    def shown(self, value: object) -> object:
         """Every {{ value }}."""
         self.charge(len(value) + 1 if isinstance(value, str) else self.cost(value))
         return value
@@ -132,26 +132,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def tick(self, units: int) -> None:
         self.charge(units + CALL)
 
-    def loop_over(self, value: Iterable[Any], units: int) -> Any:
-        found = self.listed(value)
-        self.charge(units * len(found))
-        return found
+    def loop_over(self, value: Iterable[object], units: int) -> object:
+        items = self.listed(value)
+        self.charge(units * len(items))
+        return items
 
-    def made(self, value: Any) -> Any:
+    def made(self, value: object) -> object:
         """A list, tuple or dict that the template writes. Sharing costs as much as copying: no value is ever larger, all of its
         shared parts counted, than what was paid, and so no comparison, search or sort of one takes long."""
         self.charge(self.cost(value))
         return value
 
-    def joined(self, *values: Any) -> str:
+    def joined(self, *values: object) -> str:
         self.charge(self.cost(values))
         return "".join(map(str, values))
 
-    def sliced(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+    def sliced(self, value: Any, start: object, stop: object, step: object) -> object:
         self.charge(len(value) + 1)
         return value[start:stop:step]
 
-    def to_json(self, value: Any, indent: int | None = None) -> str:
+    def to_json(self, value: object, indent: int | None = None) -> str:
         """Jinja's own filter escapes HTML, which no model was trained on."""
         parts: list[str] = []
         columns = self._columns(indent or 0) if indent is not None else None
@@ -162,7 +162,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # What the sandbox calls
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         if operator == "%" and isinstance(left, str):
             self._format(left, right)
         elif operator == "**":
@@ -187,7 +187,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return None
         pattern: str = value.__self__
 
-        def checked(*args: Any, **kwargs: Any) -> str:
+        def checked(*args: object, **kwargs: object) -> str:
             if "{" in re.sub(r"\{\{", "", pattern) and re.search(r"\{[^{}]*\{", pattern):
                 raise SecurityError("it formats text to a width that is computed")
             self._format(pattern, (*args, kwargs))
@@ -195,7 +195,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return checked
 
-    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def call(self, context: Context, function: Any, /, *args: object, **kwargs: object) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
         owner = getattr(function, "__self__", None)
         if owner is self:
             # Inside loops and blocks the compiler hands their variables to every call.
@@ -213,7 +213,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.charge(self.cost((args, kwargs), text=not isinstance(function, Macro)))
         return super().call(context, function, *args, **kwargs)
 
-    def _pay_method(self, owner: Any, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _pay_method(self, owner: Any, name: str, args: tuple[object, ...]) -> tuple[object, ...]:
         if not isinstance(owner, str):
             self.charge(len(owner) + 1 if isinstance(owner, Sized) and name not in ("get", "items", "keys", "values") else 1)
         elif name == "replace" and len(args) > 1:
@@ -228,25 +228,25 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.charge((len(owner) + 1) * (4 if "split" in name else 1) + width)
         return args
 
-    def _pay_replace(self, text: Any, old: Any, new: Any) -> None:
+    def _pay_replace(self, text: object, old: object, new: object) -> None:
         text, old, new = str(text), str(old), str(new)
         self.charge(len(text) + 1 + text.count(old) * len(new))
 
-    def _columns(self, width: Any) -> int:
+    def _columns(self, width: object) -> int:
         if not isinstance(width, int) or abs(width) > WIDEST:
             raise SecurityError(f"it asks for {width!r:.40} columns or pieces; {WIDEST} are allowed")
         return abs(width)
 
-    def _format(self, pattern: str, values: Any) -> None:
+    def _format(self, pattern: str, values: object) -> None:
         if WIDE.search(pattern):
             raise SecurityError(f"it formats text with {pattern!r:.60}; no width there has four digits")
         self.charge(len(pattern) + (self.cost(values) + 1000) * (pattern.count("%") + pattern.count("{")))
 
-    def _power(self, left: Any, right: Any) -> None:
+    def _power(self, left: object, right: object) -> None:
         if isinstance(left, int) and isinstance(right, int) and (abs(right) > BITS or left.bit_length() * abs(right) > BITS):
             raise SecurityError(f"it raises {left!r:.40} to {right!r:.40}, a number of more than {BITS} bits")
 
-    def pay_filter(self, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def pay_filter(self, name: str, value: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Charge a filter, and give back the value to filter."""
         if name in CHEAP or name == "tojson":
             self.charge(1)
@@ -289,7 +289,7 @@ class Priced(NodeTransformer):
     def __init__(self, environment: Sandbox) -> None:
         self.environment, self.depth = environment, 0
 
-    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+    def generic_visit(self, node: nodes.Node, *args: object, **kwargs: object) -> nodes.Node:
         nests = isinstance(node, nodes.Stmt)
         self.depth += nests
         if self.depth > DEEPEST:
@@ -344,22 +344,22 @@ def _length(node: nodes.Node) -> int:
     return sum(len(data.data) for data in node.find_all(nodes.TemplateData))
 
 
-def _paid_filter(sandbox: Sandbox, name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _paid_filter(sandbox: Sandbox, name: str, inner: Callable[..., Any]) -> Callable[..., object]:
     before = 1 if hasattr(inner, "jinja_pass_arg") else 0
 
     @wraps(inner)
-    def paid(*args: Any, **kwargs: Any) -> Any:
+    def paid(*args: object, **kwargs: object) -> object:
         value = sandbox.pay_filter(name, args[before], args[before + 1 :], kwargs)
-        found = inner(*args[:before], value, *args[before + 1 :], **kwargs)
+        result = inner(*args[:before], value, *args[before + 1 :], **kwargs)
         # What is made for each element may be larger than the element.
-        return sandbox.made(list(found)) if name == "map" else found
+        return sandbox.made(list(result)) if name == "map" else result
 
     return paid
 
 
-def _paid_test(sandbox: Sandbox, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _paid_test(sandbox: Sandbox, inner: Callable[..., object]) -> Callable[..., object]:
     @wraps(inner)
-    def paid(*args: Any) -> Any:
+    def paid(*args: object) -> object:
         sandbox.charge(1)
         return inner(*args)
 

@@ -14,11 +14,14 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, Literal, Union, cast
+from typing import TYPE_CHECKING, Any, Literal, Union, cast
 
 from ..attention.spec import parse
 from ..errors import RegardError
 from ..position import Position
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class ConfigError(RegardError):
@@ -61,6 +64,10 @@ RANGES: dict[str, Range] = {
     "data.vocabulary": Range(257, SIZE),
     "data.context": Range(1, SIZE),
     "data.validation": SHARE,
+    "objective.rate": SHARE,
+    "objective.replaced": Range(0, 1),
+    "objective.span": Range(1, SIZE),
+    "objective.sentinels": Range(1, 1 << 12),
     "optim.lr": Range(0, 100, above=True),
     "optim.floor": Range(0, 1),
     "optim.warmup": Range(0, COUNT),
@@ -94,6 +101,11 @@ RANGES: dict[str, Range] = {
     "model.kernel": Range(1, 1 << 12),
     "model.memories": Range(1, SIZE),
     "model.steps": Range(1, 1 << 16),
+    "model.decoder_depth": Range(1, 1024),
+    "model.buckets": Range(2, 1 << 16),
+    "model.max_distance": Range(1, SIZE),
+    "model.start": Range(0, SIZE),
+    "model.types": Range(1, SIZE),
     "model.rate": POSITIVE,
     "model.eps": Range(0, 1, above=True),
     "model.alpha": Range(0, 1, above=True),
@@ -108,47 +120,49 @@ RANGES: dict[str, Range] = {
 }
 
 
-def section(found: Any, name: str) -> dict[str, Any]:
-    if found is None:
+def section(given: object, name: str) -> dict[str, Any]:
+    if given is None:
         return {}
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{name}={shown(found)} is a {type(found).__name__}; it is a section: write {name}.<setting>=value")
-    return dict(cast(Mapping[str, Any], found))
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name}={shown(given)} is a {type(given).__name__}; it is a section: write {name}.<setting>=value")
+    return dict(cast(Mapping[str, Any], given))
 
 
-def check_keys(tree: Mapping[str, Any], known: Sequence[str], prefix: str, sections: Mapping[str, type] | None = None) -> None:
+def check_keys(
+    tree: Mapping[str, object], known: Sequence[str], prefix: str, sections: Mapping[str, type] | None = None
+) -> None:
     for key in tree:
         if key not in known:
             near = nearest(key, known, prefix)
             # A forgotten section is the commonest slip: `steps=100` for `train.steps=100`.
-            homes = [f"{s}.{key}" for s, cls in (sections or {}).items() if key in {f.name for f in fields(cls)}]
-            if homes:
-                near = f"; did you mean {' or '.join(homes)}?"
+            settings = [f"{s}.{key}" for s, cls in (sections or {}).items() if key in {f.name for f in fields(cls)}]
+            if settings:
+                near = f"; did you mean {' or '.join(settings)}?"
             raise ConfigError(f"there is no setting {prefix}{str(key)[:80]}{near} (known: {', '.join(known)})")
 
 
 def nearest(name: str, known: Sequence[str], prefix: str = "") -> str:
-    found = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"; did you mean {prefix}{found[0]}?" if found else ""
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
-def build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+def build(cls: type, values: Mapping[str, object], prefix: str) -> Any:
     hints = typing.get_type_hints(cls)
     known = [f.name for f in fields(cls) if f.init]
     check_keys(values, known + (["family"] if prefix == "model." else []), prefix)
-    found = {name: coerce(value, hints[name], prefix + name) for name, value in values.items()}
-    needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in found]
+    settings = {name: coerce(value, hints[name], prefix + name) for name, value in values.items()}
+    needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in settings]
     if needed:
         raise ConfigError(f"{prefix}{needed[0]} has no default; give it a value")
     try:
-        return cls(**found)
+        return cls(**settings)
     except ConfigError:
         raise
     except (ValueError, TypeError, ArithmeticError) as error:
         raise ConfigError(f"{prefix.rstrip('.')}: {error}") from error
 
 
-def coerce(value: Any, hint: Any, name: str) -> Any:
+def coerce(value: object, hint: Any, name: str) -> object:
     """The value as its field's type, or an error that says that type."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     wrong = ConfigError(f"{name}={shown(value)} is a {type(value).__name__}; it should be {_say(hint)}")
@@ -167,7 +181,9 @@ def coerce(value: Any, hint: Any, name: str) -> Any:
         raise wrong
     if origin is Literal:
         if value not in options:
-            raise ConfigError(f"{name}={shown(value)} is not one of {', '.join(map(str, options))}{nearest(value, options)}")
+            raise ConfigError(
+                f"{name}={shown(value)} is not one of {', '.join(map(str, options))}{nearest(str(value), options)}"
+            )
         return value
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):
@@ -188,11 +204,11 @@ def coerce(value: Any, hint: Any, name: str) -> Any:
         return value
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
-            found = float(value)  # YAML 1.1 reads 1e-3, without a point, as a string
+            number = float(value)  # YAML 1.1 reads 1e-3, without a point, as a string
         except (ValueError, OverflowError):
             raise wrong from None
-        check_range(name, found)
-        return found
+        check_range(name, number)
+        return number
     if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
         return shown(value)  # a name may look like a number
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
@@ -219,22 +235,22 @@ def check_range(name: str, value: float) -> None:
         raise RangeError(f"{name}={shown(value)} is no finite number")
 
 
-def check_ranges(part: Any, prefix: str) -> None:
+def check_ranges(part: DataclassInstance, prefix: str) -> None:
     """Every number of a config, as it was built."""
     for name, value in numbers(part, prefix):
         check_range(name, value)
 
 
-def numbers(part: Any, prefix: str) -> Iterator[tuple[str, float]]:
+def numbers(part: DataclassInstance, prefix: str) -> Iterator[tuple[str, float]]:
     for f in fields(part):
-        value: Any = getattr(part, f.name)
-        if is_dataclass(value):
+        value: object = getattr(part, f.name)
+        if is_dataclass(value) and not isinstance(value, type):
             yield from numbers(value, f"{prefix}{f.name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{prefix}{f.name}", value
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value in an error, at a length that a person reads, whatever it is."""
     try:
         return _SHORT.repr(value)

@@ -13,10 +13,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, needs_extra
 from ..files import read_plain
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 LONGEST, MOST_BYTES = 1 << 16, 16 << 20
@@ -139,8 +142,8 @@ def read_model(path: Path) -> ModelFile:
         if number in (1, 2, 3) and not isinstance(value, bytes):
             raise CheckpointError(f"{path.name} is no SentencePiece model: field {number} is no message")
         if number == 1:
-            found = dict(_fields(value, path.name))
-            pieces.append((found.get(1, b"").decode("utf-8"), _float(found.get(2, 0)), found.get(3, 1)))
+            piece = dict(_fields(value, path.name))
+            pieces.append((piece.get(1, b"").decode("utf-8"), _float(piece.get(2, 0)), piece.get(3, 1)))
         elif number in (2, 3):
             (trainer if number == 2 else normalizer).update(_fields(value, path.name))
     kind = trainer.get(3, UNIGRAM)
@@ -160,7 +163,7 @@ def read_model(path: Path) -> ModelFile:
     return ModelFile(pieces, kind, bool(trainer.get(35, 0)), ids, charsmap, bool(dummy), bool(single))
 
 
-def as_tokenizer(model: ModelFile) -> Any:
+def as_tokenizer(model: ModelFile) -> Tokenizer:
     """The `tokenizers.Tokenizer` that cuts text as SentencePiece does."""
     with needs_extra("models"):
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
@@ -172,12 +175,12 @@ def as_tokenizer(model: ModelFile) -> Any:
         unknown = model.pieces[model.ids["unknown"]][0]
         bpe = models.BPE(vocabulary, _merges(scores), unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback)
         inner = Tokenizer(bpe)
-    steps: list[Any] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
     if model.single_spaces:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     steps += [normalizers.Prepend(SPACE)] if model.dummy_prefix else []
     inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    ends: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    ends: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     inner.decoder = decoders.Sequence([*ends, *([decoders.Strip(" ", 1, 0)] if model.dummy_prefix else [])])
     for wanted, special in ((CONTROL, True), (USER_DEFINED, False)):
         inner.add_tokens([AddedToken(p, special=special, normalized=False) for p, _, kind in model.pieces if kind == wanted])
@@ -223,5 +226,5 @@ def _fields(data: bytes, origin: str) -> Iterator[tuple[int, Any]]:
         at += size
 
 
-def _float(raw: Any) -> float:
+def _float(raw: object) -> float:
     return struct.unpack("<f", raw)[0] if isinstance(raw, bytes) and len(raw) == 4 else 0.0

@@ -6,9 +6,10 @@ table of the first layer serves the others. Version 1.0 has ReLU and a tied head
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +18,17 @@ from ..attention.allow import All, Allow, Causal
 from ..attention.inspect import Attended, inspect
 from ..attention.operator import attend
 from ..attention.spec import Spec
-from ..errors import ShapeError
+from ..errors import CombinationError, ShapeError
 from ..nn import Attention, Cache
 from ..position import NoPosition, Relative
 from .base import Look, Model, Output, States, narrowed, walk
 from .blocks import Activation, Block, BlockContext, FeedForward, attended, layer_specs
+from .infill import joined_around
+from .objectives import MASK, SENTINEL, Objective, Spans, TextToText
+from .tokens import TokenTable
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class T5Config:
     width: int = 512
     depth: int = 6
     decoder_depth: int | None = None
+    """As many blocks as the encoder has, unless given."""
     heads: int = 8
     head_width: int = 64
     hidden: int = 2048
@@ -76,12 +84,13 @@ class SourceText:
 
 class T5(Model):
     family = "t5"
-    instead = "reads one text and writes another: model.respond(source) writes its answer"
+    instead = "reads one text and writes another: model.respond(source) or model.answer(text, tokenizer) writes it"
+    objectives: ClassVar[Mapping[str, type[Objective]]] = {"spans": Spans, "pairs": TextToText}
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.config = c = config
-        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.embed = TokenTable(c.vocabulary, c.width)
         both = Relative(c.buckets, c.max_distance)
         self.encoder = Stack(c, [_block(c, spec) for spec in layer_specs(c.attention, c.depth, both)])
         past = replace(both, direction="past")
@@ -153,6 +162,24 @@ class T5(Model):
             done |= token == end
             written.append(token)
         return torch.cat(written, dim=1)
+
+    def answer(self, text: str, tokenizer: Tokenizer, limit: int = 64) -> str:
+        """What it writes after reading the text; a text with masks comes back with what it writes for each."""
+        blanks = text.split(MASK)
+        sentinels = [tokenizer.id_of(SENTINEL.format(i)) for i in range(len(blanks) - 1)]
+        end = tokenizer.special.eos
+        if end is None or None in sentinels:
+            missing = "end" if end is None else SENTINEL.format(sentinels.index(None))
+            raise CombinationError(f"this tokenizer has no token {missing}, which a T5 reads or writes")
+        pieces = [tokenizer.encode(piece, bos=False) for piece in blanks]
+        read = joined_around(pieces, [i for i in sentinels if i is not None])
+        source = torch.tensor([[*read, end]], device=self.embed.weight.device)
+        written = [i for i in self.respond(source, limit, end)[0].tolist() if i != end]
+        if not sentinels:
+            return tokenizer.decode(written)
+        cut = {s: next((i for i, token in enumerate(written) if token == s), len(written)) for s in sentinels}
+        spans = [written[a + 1 : b] for a, b in zip(cut.values(), [*list(cut.values())[1:], len(written)], strict=True)]
+        return "".join(a + b for a, b in zip(blanks, [*(tokenizer.decode(s) for s in spans), ""], strict=True))
 
     def _start_weights(self) -> None:
         """Unscaled scores need small queries: a standard deviation of (width · head_width)^−½."""

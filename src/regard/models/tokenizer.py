@@ -10,32 +10,30 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..errors import CheckpointError, RegardError, ShapeError, needs_extra
+from ..errors import CheckpointError, needs_extra
 from ..files import read_plain, reading, write_bytes, write_text
+from .byte_level import SPLITS, byte_characters
 from .chat import LONGEST, render
 from .continuation import continued
 from .convert.fields import Fields, read_json
 from .generation_info import as_ids
 from .runs import checkpoint_folder, verify
 from .sentencepiece import BOS, EOS, Pieces, as_tokenizer, read_model, read_tokenizer_bin, tokenizer_bin
+from .subwords import EACH, Bytes, Characters, Subwords, TokenizerError, subwords
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Inner
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 JSON_BYTES = 256 << 20
-MOST_BYTES = 512
-"""Tokens of a vocabulary of bytes: 256, and special ones."""
-EACH = r"[\s\S]"
-"""Any one character: how a vocabulary of characters cuts a text."""
 CONFIG, GENERATION, OWN = "tokenizer_config.json", "generation_config.json", "regard"
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in a GGUF file that are never split: they are written out in full, or not at all."""
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SPLITS = {"llama-bpe": WORDS % "1,3", "llama3": WORDS % "1,3", "qwen2": WORDS % "1"}
-"""How text is cut before the byte pairs, by the name that llama.cpp gives it, where it is not GPT-2's own way."""
 
 
-class TokenizerError(RegardError):
-    """Text that a tokenizer has no tokens for, or a tokenizer that cannot be made."""
+Value = TypeVar("Value")
 
 
 class Coder(Protocol):
@@ -55,6 +53,8 @@ class Specials:
     """True when every text is to start with bos."""
     stops: tuple[int, ...] = ()
     """Further ids that end a turn."""
+    mask: int | None = None
+    """Stands for a token that is to be filled in."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ class Tokenizer:
 
         return continued(decode, [int(i) for i in after], [int(i) for i in ids])
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **values: Any) -> str:
+    def chat(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True, **values: object) -> str:
         """The conversation as the model was trained to see it, open for the model's turn."""
         if self.template is None:
             raise CheckpointError("this tokenizer came without a chat template: it belongs to a model that only continues text")
-        known = {f"{n}_token": self._text(i) for n, i in (("bos", self.special.bos), ("eos", self.special.eos))}
+        known = {f"{n}_token": self.text_of(i) for n, i in (("bos", self.special.bos), ("eos", self.special.eos))}
         return render(self.template, messages, add_generation_prompt=add_generation_prompt, **known, **values)
 
     @property
@@ -116,24 +116,28 @@ class Tokenizer:
     def files(self) -> dict[str, bytes]:
         """What `save` writes, by name: two tokenizers of the same files are the same."""
         s = self.special
-        values: dict[str, Any] = {} if self.template is None else {"chat_template": self.template}
+        values: dict[str, object] = {} if self.template is None else {"chat_template": self.template}
         if isinstance(self.coder, Pieces):
             main = {"tokenizer.bin": tokenizer_bin(self.coder)}
             # The file has no room for which ids are which.
             values[OWN] = {**vars(s), "stops": list(s.stops), "special": sorted(self.coder.special)}
         elif isinstance(self.coder, Subwords):
             main = {"tokenizer.json": self.coder.inner.to_str().encode("utf-8")}
-            names = {"bos_token": s.bos, "eos_token": s.eos, "pad_token": s.pad, "unk_token": s.unknown}
-            known = {n: self._text(i) for n, i in names.items() if i is not None}
+            names = {"bos_token": s.bos, "eos_token": s.eos, "pad_token": s.pad, "unk_token": s.unknown, "mask_token": s.mask}
+            known = {n: self.text_of(i) for n, i in names.items() if i is not None}
             values = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": s.add_bos, **known, **values}
         else:
             raise CheckpointError(f"a {type(self.coder).__name__} has no file format of its own")
         return {**main, CONFIG: (json.dumps(values, indent=2) + "\n").encode()}
 
-    def _text(self, i: int | None) -> str:
-        if i is None:
-            return ""
-        return self.coder.text_of(i) if isinstance(self.coder, Subwords) else self.coder.decode([i], special=True)
+    def id_of(self, text: str) -> int | None:
+        """The token that is written like this, or None."""
+        return self.coder.id_of(text) if isinstance(self.coder, Subwords) else None
+
+    def text_of(self, i: int | None) -> str:
+        """How a token is written; nothing for None."""
+        own = self.coder.text_of if isinstance(self.coder, Subwords) else None
+        return "" if i is None else own(i) if own else self.coder.decode([i], special=True)
 
 
 def _add_stops(path: Path, ends: tuple[int, ...]) -> None:
@@ -142,89 +146,6 @@ def _add_stops(path: Path, ends: tuple[int, ...]) -> None:
     if not set(ends) <= set(known):
         values["eos_token_id"] = list(dict.fromkeys((*known, *ends)))
         write_text(path, json.dumps(values, indent=2) + "\n")
-
-
-class Subwords:
-    """A `tokenizers.Tokenizer` behind our two verbs."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.size: int = inner.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        return self._encoded(text, False)
-
-    def framed(self, text: str) -> list[int]:
-        return self._encoded(text, True)
-
-    def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        bad = [i for i in ids if not 0 <= i < 1 << 32]
-        if bad:
-            raise ShapeError(f"{bad[0]} is no token; this tokenizer knows 0..{self.size - 1}")
-        with reading("the tokenizer"):
-            return self.inner.decode(list(ids), skip_special_tokens=not special)
-
-    def text_of(self, i: int) -> str:
-        """How a token is written in the vocabulary; a decoder could take its spaces away."""
-        return self.inner.id_to_token(i) or ""
-
-    def id_of(self, text: object) -> int | None:
-        """The token that is written like this, or None; half of a surrogate pair is no text."""
-        plain = isinstance(text, str) and text.encode("utf-8", errors="replace").decode("utf-8") == text
-        return self.inner.token_to_id(text) if plain else None
-
-    def _encoded(self, text: str, framed: bool) -> list[int]:
-        # What JSON and terminals give for broken text, halves of surrogate pairs, is no UTF-8.
-        plain = text.encode("utf-8", errors="replace").decode("utf-8")
-        with reading("the tokenizer"):
-            return self.inner.encode(plain, add_special_tokens=framed).ids
-
-
-class Characters(Subwords):
-    """A vocabulary of single characters. `tokenizers` would read its file too, a hundred times slower; one that it does not have
-    is named, where `tokenizers` only says that there is none."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__(inner)
-        self.ids: dict[str, int] = inner.get_vocab()
-
-    def _encoded(self, text: str, framed: bool) -> list[int]:
-        try:
-            return [self.ids[c] for c in text]
-        except KeyError as error:
-            raise TokenizerError(
-                f"character {error.args[0]!r} was not in the corpus this tokenizer was made of ({self.size} characters); "
-                "data.tokenizer=byte takes any text"
-            ) from None
-
-
-class Bytes(Subwords):
-    """UTF-8 bytes, each its own number, and special tokens that no text spells."""
-
-    def _encoded(self, text: str, framed: bool) -> list[int]:
-        return list(text.encode("utf-8", errors="replace"))
-
-
-def subwords(inner: Any) -> Subwords:
-    """The fastest reader of a `tokenizers.Tokenizer`: single characters and bytes need no search for pairs."""
-    if type(inner.model).__name__ != "WordLevel" and inner.get_vocab_size() > MOST_BYTES:
-        return Subwords(inner)  # looking closer would take longer than loading it
-    parts: Any = json.loads(inner.to_str())
-    model, cut = parts["model"], parts["pre_tokenizer"] or {}
-    if not parts["normalizer"] and not parts["post_processor"]:
-        if model["type"] == "WordLevel" and cut.get("pattern") == {"Regex": EACH} and not parts["added_tokens"]:
-            return Characters(inner)
-        ours = model["type"] == "BPE" and not model["merges"] and cut.get("use_regex") is False
-        if ours and all(model["vocab"].get(c) == i for i, c in enumerate(byte_characters())):
-            return Bytes(inner)
-    return Subwords(inner)
-
-
-def byte_characters() -> list[str]:
-    """How byte-level tokenizers write each of the 256 bytes: as itself where it can be seen, else from U+0100 on."""
-    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(b) if b in seen else chr(next(others)) for b in range(256)]
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
@@ -263,11 +184,11 @@ def from_bin(path: Path) -> Tokenizer:
     if own is None:
         return Tokenizer(read_tokenizer_bin(path), Specials(bos=BOS, eos=EOS, unknown=0, add_bos=True, stops=(BOS,)))
     coder = read_tokenizer_bin(path, as_ids(own.ids("special")))
-    found = {name: own.ids(name) for name in ("bos", "eos", "pad", "unknown")}
-    for name, i in found.items():
+    ids = {name: own.ids(name) for name in ("bos", "eos", "pad", "unknown")}
+    for name, i in ids.items():
         if isinstance(i, list) or not -1 < (0 if i is None else i) < len(coder.pieces):
             raise own.refuse(name, f"it must be the number of one of {len(coder.pieces)} tokens")
-    one = {name: i for name, i in found.items() if not isinstance(i, list)}
+    one = {name: i for name, i in ids.items() if not isinstance(i, list)}
     specials = Specials(**one, add_bos=own.flag("add_bos", True), stops=as_ids(own.ids("stops")))
     return Tokenizer(coder, specials, _template(values, path.parent))
 
@@ -281,24 +202,24 @@ def _template(values: Fields, folder: Path) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def from_gguf(metadata: Mapping[str, Any], origin: str) -> Tokenizer:
-    def get(name: str, kind: type, default: Any = None) -> Any:
-        value = metadata.get(f"tokenizer.ggml.{name}", default)
+def from_gguf(metadata: Mapping[str, object], origin: str) -> Tokenizer:
+    def get(name: str, kind: type[Value]) -> Value | None:
+        value = metadata.get(f"tokenizer.ggml.{name}")
         if value is not None and not isinstance(value, kind):
             raise CheckpointError(f"{origin}: tokenizer.ggml.{name} is {value!r:.60}; it must be a {kind.__name__}")
         return value
 
-    def many(name: str, kind: type, default: Any) -> Any:
-        values = get(name, list, default)
-        # An array has one type, so its first value speaks for all.
+    def many(name: str, kind: type[Value], default: list[Value]) -> list[Value]:
+        values: list[Value] | None = get(name, list)
+        # An array has one type: its first value shows it.
         if values and not isinstance(values[0], kind):
             raise CheckpointError(
                 f"{origin}: tokenizer.ggml.{name} starts with {values[0]!r:.60}; it holds {kind.__name__} values"
             )
-        return values
+        return default if values is None else values
 
-    tokens: list[str] = many("tokens", str, [])
-    kinds: list[int] = many("token_type", int, [1] * len(tokens))
+    tokens = many("tokens", str, [])
+    kinds = many("token_type", int, [1] * len(tokens))
     if not tokens or len(kinds) != len(tokens):
         raise CheckpointError(f"{origin} has {len(tokens)} tokens and {len(kinds)} token types; it carries no whole tokenizer")
     ids = {n: get(f"{n}_token_id", int) for n in ("bos", "eos", "padding", "unknown", "eot")}
@@ -307,25 +228,28 @@ def from_gguf(metadata: Mapping[str, Any], origin: str) -> Tokenizer:
             raise CheckpointError(f"{origin}: {name}_token_id is {i}, and there are {len(tokens)} tokens")
     model = get("model", str)
     if model == "gpt2":
-        coder: Coder = Subwords(_byte_pairs(tokens, kinds, many("merges", str, []), get("pre", str, "gpt-2"), origin))
+        pre = get("pre", str)
+        pairs = _byte_pairs(tokens, kinds, many("merges", str, []), "gpt-2" if pre is None else pre, origin)
+        coder: Coder = Subwords(pairs)
     elif model == "llama":
-        scores: list[float] = many("scores", float, [0.0] * len(tokens))
+        scores = many("scores", float, [0.0] * len(tokens))
         special = [i for i, kind in enumerate(kinds) if kind in (2, CONTROL)]
         coder = Pieces([t.replace("▁", " ").encode("utf-8") for t in tokens], scores, special)
     else:
         raise CheckpointError(f"{origin}: tokenizer.ggml.model is {model!r}; gpt2 (byte pairs) and llama (pieces) are read")
     stops = tuple(i for i in (ids["eot"],) if i is not None and i != ids["eos"])
-    add_bos = get("add_bos_token", bool, model == "llama")
+    add_bos = get("add_bos_token", bool)
+    add_bos = model == "llama" if add_bos is None else add_bos
     specials = Specials(ids["bos"], ids["eos"], ids["padding"], ids["unknown"], add_bos, stops)
     template = metadata.get("tokenizer.chat_template")
     return Tokenizer(coder, specials, template if isinstance(template, str) else None)
 
 
-def _byte_pairs(tokens: list[str], kinds: list[int], merges: list[str], pre: str, origin: str) -> Any:
+def _byte_pairs(tokens: list[str], kinds: list[int], merges: list[str], pre: str, origin: str) -> Inner:
     with needs_extra("models"):
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    cuts: dict[str, Any] = {
+    cuts: dict[str, PreTokenizer] = {
         "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
         "default": pre_tokenizers.ByteLevel(add_prefix_space=False),
         # SmolLM reads numbers digit by digit, then as GPT-2 does.
@@ -368,8 +292,8 @@ def from_folder(folder: Path) -> Tokenizer:
 def from_model(path: Path) -> Tokenizer:
     """SentencePiece's own file. It says which ids there are; what tokenizer_config.json says beside it goes before that."""
     model = read_model(path)
-    bos, eos, pad, unknown = map(model.ids.get, ("bos", "eos", "pad", "unknown"))
-    return _with_config(Subwords(as_tokenizer(model)), path.parent, Specials(bos, eos, pad, unknown, add_bos=bos is not None))
+    own = Specials(*map(model.ids.get, ("bos", "eos", "pad", "unknown")), add_bos=model.ids.get("bos") is not None)
+    return _with_config(Subwords(as_tokenizer(model)), path.parent, own)
 
 
 def _with_config(coder: Subwords, folder: Path, usual: Specials) -> Tokenizer:
@@ -388,7 +312,8 @@ def _with_config(coder: Subwords, folder: Path, usual: Specials) -> Tokenizer:
     # Where no field says it, the frame that the tokenizer puts around a text does.
     framed = bos is not None and coder.framed("")[:1] == [bos]
     stops = tuple(i for i in _ends(folder) if i != eos and i < coder.size)
-    specials = Specials(bos, eos, pad, unknown, values.flag("add_bos_token", framed or usual.add_bos), stops)
+    add_bos = values.flag("add_bos_token", framed or usual.add_bos)
+    specials = Specials(bos, eos, pad, unknown, add_bos, stops, id_of("mask"))
     return Tokenizer(coder, specials, _template(values, folder))
 
 
@@ -398,3 +323,17 @@ def _ends(folder: Path) -> tuple[int, ...]:
         if (folder / file).exists() and (ends := as_ids(read_json(folder / file).ids("eos_token_id"))):
             return ends
     return ()
+
+
+__all__ = [
+    "EACH",
+    "Bytes",
+    "Characters",
+    "Specials",
+    "Subwords",
+    "Tokenizer",
+    "TokenizerError",
+    "byte_characters",
+    "load_tokenizer",
+    "subwords",
+]

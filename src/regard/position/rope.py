@@ -118,9 +118,9 @@ class Rope(Position):
         reach = 0 if self.early else max(stop, self.original)
         cos, sin = _table(self, x.shape[-1], (first, length, reach), x.dtype, x.device)
         with torch.inference_mode(False):
-            found = cos[start - first : stop - first], sin[start - first : stop - first]
-        _recent = self, asked, found
-        return found
+            turns = cos[start - first : stop - first], sin[start - first : stop - first]
+        _recent = self, asked, turns
+        return turns
 
     def turn_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         turned = 2 * cos.shape[-1]

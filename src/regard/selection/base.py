@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..geometry.base import Geometry
 from ..part import Learned, Part
+from ..position.base import Position
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Given:
     distance: tuple[float, float] | None = None
     """(c, top) with scores = top − c · distance², where the geometry is a distance."""
     params: Mapping[str, Tensor] = field(default_factory=lambda: dict[str, Tensor]())
+    q: Tensor | None = None
+    """(B, H, R, D), for a selection that weighs vectors: what the geometry multiplies, times the root of its scale."""
+    k: Tensor | None = None
+    """(B, G, C, D), likewise."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class Selection(Part, ABC):
     """True when a constant added to a row changes the choice."""
     both_sides: ClassVar[bool] = False
     """True when the result is what rows read of the keys and what keys read of the rows, (B, H, N, 2D); v is not read."""
+    weighs_vectors: ClassVar[bool] = False
+    """True when weights are made of q and k themselves (`Given.q`, `Given.k`); of the scores it reads which are −inf."""
     sums_to_one: ClassVar[bool] = True
     natural_geometry: ClassVar[str] = "dot"
     cost: ClassVar[int] = 1
@@ -91,6 +98,24 @@ class Selection(Part, ABC):
     def rows(self, scores: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
         """One tile: its weights, and what the next tile has to know."""
         return self.plain(scores, given), None
+
+    def features_for(self, width: int) -> int:
+        """Features of a head of this width, where the selection weighs vectors by some."""
+        return width
+
+    @property
+    def signed(self) -> bool:
+        """True when weights may be negative."""
+        return False
+
+    @property
+    def ordered(self) -> bool:
+        """True when the order of the keys matters, beside the positions that they have."""
+        return False
+
+    def shift_invariant(self, position: Position) -> bool:
+        """True when a text gives after hidden keys what it gives alone."""
+        return position.shift_invariant and not self.carries
 
     @property
     def picks(self) -> bool:
@@ -133,6 +158,10 @@ class Selection(Part, ABC):
 
     def refuses(self, geometry: Geometry, slotted: bool) -> str | None:
         """Why this selection has no meaning on a geometry, or with slots beside the keys; or None."""
+        return None
+
+    def refuses_position(self, position: Position) -> str | None:
+        """Why this selection has no meaning with a position, or None."""
         return None
 
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor | None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,7 +16,7 @@ from ..models.base import Model
 from ..models.generation_info import GenerationInfo
 from ..models.schema import ConfigError, shown
 from ..models.tokenizer import Tokenizer
-from .data import Windows
+from .examples import Examples
 from .restore import Progress, read_config
 from .settings import FROM_DATA, LIVE, Config
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 BYTES = 16
 """Of memory for each parameter: the weight, its gradient and AdamW's two averages, four bytes each."""
-TRIED = 64
-"""Tokens that a new model is tried with."""
 Start = tuple[Model, Tokenizer]
 """What training goes on from: a run's last checkpoint, or any model."""
 
@@ -50,7 +48,8 @@ def same_run(c: Config, folder: Path, model: Model, then: Progress, text: str, n
     changed: list[str] = []
     if then.source is not None and text != then.source.text:
         changed.append(f"the text of data.source={c.data.source} ({then.source.tokens:,} tokens then)")
-    changed += [f"{n}={mine[n]} ({theirs[n]} then)" for n in ("data.context", "data.validation") if mine[n] != theirs[n]]
+    watched = ["data.context", "data.validation", *sorted(n for n in {*mine, *theirs} if n.startswith("objective."))]
+    changed += [f"{n}={mine.get(n)} ({theirs.get(n)} then)" for n in watched if mine.get(n) != theirs.get(n)]
     if changed and not new_data:
         raise TrainError(
             f"{run} has learned from other data; what changed: {'; '.join(changed)}. "
@@ -64,13 +63,13 @@ def carried_on(c: Config, model: Model) -> Config:
     return replace(c, model=replace(model.config, **live), family=model.family, given=frozenset(FROM_DATA))
 
 
-def flat(c: Config) -> dict[str, Any]:
+def flat(c: Config) -> dict[str, object]:
     """Settings by their dotted names, one level deep."""
     return {f"{section}.{n}": value for section, part in c.tree().items() for n, value in part.items()}
 
 
-def built(c: Config, ranks: Ranks, windows: Windows, start: Start | None, tokenizer: Tokenizer) -> Model:
-    """The model, after its size was found to fit and before anything is written; it has read a few tokens."""
+def built(c: Config, ranks: Ranks, examples: Examples, start: Start | None, tokenizer: Tokenizer) -> Model:
+    """The model, once its size fits and before anything is written; it has read a few tokens."""
     try:
         with torch.device("meta"):
             count = sum(p.numel() for p in c.model.build().parameters())
@@ -85,12 +84,13 @@ def built(c: Config, ranks: Ranks, windows: Windows, start: Start | None, tokeni
             # Memory of its own: what was loaded may be a part of the file.
             p.data = p.data.clone()
         if start is None:
-            model.generation_info = GenerationInfo(
-                {"bos_token_id": tokenizer.special.bos, "eos_token_id": tokenizer.special.eos}
-            )
+            own = tokenizer.special
+            ids: dict[str, int | list[int] | None] = {"bos_token_id": own.bos, "eos_token_id": own.eos}
+            ids |= {f"{n}_token_id": i for n, i in (("pad", own.pad), ("mask", own.mask)) if i is not None}
+            model.generation_info = GenerationInfo(ids)
         model = model.to(ranks.device)
         with torch.no_grad():
-            model.eval()(windows.cut([0])[0][:, :TRIED].to(ranks.device))
+            c.objective.outputs(model.eval(), examples.tried().to(ranks.device).inputs)
     except ConfigError as error:
         raise ConfigError(f"model: {error}") from error
     except CheckpointError:
@@ -118,7 +118,7 @@ def locked(run: Path) -> Generator[None]:
     except ImportError:
         yield
         return
-    fcntl: Any = module
+    fcntl = module
     handle = os.open(run, os.O_RDONLY)
     try:
         try:

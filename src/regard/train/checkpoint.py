@@ -161,11 +161,11 @@ class Store:
 
 
 def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    averages: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
         held = optimizer.state.get(p, {})
-        found |= {f"optimizer.{name}.{m}": held[m] for m in MOMENTS if m in held}
-    return found
+        averages |= {f"optimizer.{name}.{m}": held[m] for m in MOMENTS if m in held}
+    return averages
 
 
 def updates(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:

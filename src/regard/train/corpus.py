@@ -7,7 +7,7 @@ import importlib.util
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,10 @@ from .settings import DataConfig
 
 CHUNK = 1 << 20
 SUFFIXES = (".txt", ".md", ".text", ".jsonl")
+
+
+PairFields = tuple[str, str, str]
+"""Where source, target and task stand in a line of a file of pairs."""
 
 
 class DataError(RegardError):
@@ -53,12 +57,37 @@ class Files(Corpus):
             yield from _lines(path, self.field) if path.suffix == ".jsonl" else _chunks(path, len(self.paths) > 1)
 
     def fingerprint(self) -> str:
-        found = hashlib.sha256()
+        return _fingerprint((f"{path.suffix == '.jsonl' and self.field}", path) for path in self.paths)
+
+    def size(self) -> int:
+        return sum(p.stat().st_size for p in self.paths)
+
+
+@dataclass(frozen=True)
+class PairFiles(Corpus):
+    """Lines of JSON with a source, a target and, where there is one, a task, which goes before the source: `task: source`."""
+
+    name: str
+    paths: tuple[Path, ...]
+    fields: PairFields
+
+    def pieces(self) -> Iterator[tuple[str, bool]]:
+        source, target, task = self.fields
         for path in self.paths:
-            with _opened(path) as file:
-                part = hashlib.file_digest(file, "sha256").hexdigest()
-            found.update(f"{path.suffix == '.jsonl' and self.field}:{part}\n".encode())
-        return found.hexdigest()
+            for number, row in _records(path):
+                where = f"{path}, line {number}"
+                for name in (source, target, *([task] if task in row else [])):
+                    if not isinstance(row.get(name), str):
+                        has = ", ".join(row)[:200]
+                        raise DataError(
+                            f"{where} has no text in {name!r} (it has {has}); set objective.source and objective.target"
+                        )
+                prefix = f"{row[task]}: " if task in row else ""
+                yield _whole(prefix + row[source], where), True
+                yield _whole(row[target], where), True
+
+    def fingerprint(self) -> str:
+        return _fingerprint((json.dumps(self.fields), path) for path in self.paths)
 
     def size(self) -> int:
         return sum(p.stat().st_size for p in self.paths)
@@ -87,25 +116,39 @@ class Rows(Corpus):
         return int(self.rows.dataset_size or 0)
 
 
-def open_corpus(c: DataConfig) -> Corpus:
+def open_corpus(c: DataConfig, pairs: PairFields | None = None) -> Corpus:
+    """The text of a source, or the pairs in these fields of it."""
+    if pairs is not None:
+        paths = _paths(c, (".jsonl",))
+        if not all(p.suffix == ".jsonl" for p in paths):
+            raise DataError(
+                f"data.source={c.source} is no file of pairs: a .jsonl file has one in each line, "
+                f'{{"{pairs[2]}": "…", "{pairs[0]}": "…", "{pairs[1]}": "…"}}'
+            )
+        return PairFiles(c.source, paths, pairs)
     if c.source == "tinyshakespeare":
         return Files("tinyshakespeare", (tinyshakespeare(),), c.field)
     if c.source.startswith("hf:"):
         return _dataset(c)
+    return Files(str(Path(c.source).expanduser()), _paths(c, SUFFIXES), c.field)
+
+
+def _paths(c: DataConfig, suffixes: tuple[str, ...]) -> tuple[Path, ...]:
+    """The file that a source names, or the files of a folder that end like this."""
     try:
         path = Path(c.source).expanduser()
     except RuntimeError as error:
         raise DataError(f"data.source={c.source}: {error}") from error
     if path.is_dir():
-        found = tuple(sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in SUFFIXES))
-        if not found:
-            raise DataError(f"{path} holds no file that ends in {', '.join(SUFFIXES)}")
-        return Files(str(path), found, c.field)
+        files = tuple(sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in suffixes))
+        if not files:
+            raise DataError(f"{path} holds no file that ends in {', '.join(suffixes)}")
+        return files
     if not path.exists():
         raise DataError(
             f"there is no file or folder {str(path)!r}; data.source is one of those, hf:<dataset>, or tinyshakespeare"
         )
-    return Files(str(path), (path,), c.field)
+    return (path,)
 
 
 def tinyshakespeare() -> Path:
@@ -135,20 +178,38 @@ def _chunks(path: Path, closes: bool) -> Iterator[tuple[str, bool]]:
 
 
 def _lines(path: Path, field: str) -> Iterator[tuple[str, bool]]:
+    for number, row in _records(path):
+        if not isinstance(row.get(field), str):
+            raise DataError(f"{path}, line {number} has no text in {field!r} (it has {', '.join(row)[:200]}); set data.field")
+        yield _whole(row[field], f"{path}, line {number}"), True
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects in a file of JSON lines, each with the number of its line; empty lines are passed over."""
     with _opened(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                row: Any = json.loads(line.decode("utf-8"))
+                row: object = json.loads(line.decode("utf-8"))
             except UnicodeDecodeError as error:
                 raise DataError(f"{path}, line {number} is not UTF-8 text: {error}") from error
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number} is not JSON: {error}") from error
-            if not isinstance(row, dict) or not isinstance(row.get(field), str):
-                held = ", ".join(map(str, row))[:200] if isinstance(row, dict) else type(row).__name__
-                raise DataError(f"{path}, line {number} has no text in {field!r} (it has {held}); set data.field")
-            yield _whole(row[field], f"{path}, line {number}"), True
+            if not isinstance(row, dict):
+                raise DataError(
+                    f"{path}, line {number} has no text in fields (it is a {type(row).__name__}); write an object in each line"
+                )
+            yield number, {str(k): v for k, v in row.items()}
+
+
+def _fingerprint(parts: Iterable[tuple[str, Path]]) -> str:
+    """A hash of what is read of each file and of the file."""
+    total = hashlib.sha256()
+    for reads, path in parts:
+        with _opened(path) as file:
+            total.update(f"{reads}:{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return total.hexdigest()
 
 
 def _whole(text: str, where: str) -> str:

@@ -23,20 +23,20 @@ from torch import Tensor, nn
 from ..errors import CheckpointError, RegardError
 from ..files import point, reading, sweep, write_text
 from ..models.downloads import open_model
+from ..models.objectives import IGNORED, Objective
 from ..models.schema import ConfigError
 from ..models.tokenizer import Tokenizer
 from .begin import Start, TrainError, built, carried_on, locked, same_run
 from .checkpoint import Progress, Source, Store, read_progress
-from .corpus import Corpus
-from .data import Tokens, Windows, find_text
+from .data import Text, Tokens, find_text
 from .data import tokens as open_tokens
 from .distributed import Ranks, part_of_step, spread, to_shards
 from .distributed import joined as joined_ranks
+from .examples import Drawing, Pairs, Windows, marks_of, seed_of
 from .optim import adamw, clip, rate, set_rate
 from .report import Metrics, Reporter, reporter
 from .settings import FROM_DATA, Config, check, dump
 
-IGNORED = -100
 BALANCE = 0.01
 """The weight of a mixture's load-balancing loss (Fedus et al. 2021)."""
 
@@ -53,21 +53,28 @@ class Result:
     """The best validation loss."""
 
 
-class Objective(nn.Module):
-    """The next-token loss in nats, as a module, so that DDP and FSDP2 have a forward to hook into."""
+class Loss(nn.Module):
+    """The loss of an objective in nats, as a module, so that DDP and FSDP2 have a forward to hook into."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.objective = model, objective
 
-    def forward(self, tokens: Tensor, targets: Tensor, total: bool = False) -> Tensor:
-        out = self.model(tokens)
+    def forward(self, inputs: dict[str, Tensor], targets: Tensor, asked: float | None = None, total: bool = False) -> Tensor:
+        """The mean over the targets, or over the share of them that a part has; with `total`, the sum."""
+        out = self.objective.outputs(self.model, inputs)
         loss = F.cross_entropy(
-            out.logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum" if total else "mean"
+            out.logits.flatten(0, 1).float(),
+            targets.flatten(),
+            ignore_index=IGNORED,
+            reduction="mean" if asked is None and not total else "sum",
         )
+        if total:
+            return loss
+        loss = loss if asked is None else loss / asked
         # Mixtures of experts say how unevenly they were used; it is trained on, not validated on.
         balance: Tensor | None = getattr(out, "balance", None)
-        return loss if total or balance is None else loss + BALANCE * balance
+        return loss if balance is None else loss + BALANCE * balance
 
 
 def train(
@@ -102,12 +109,12 @@ def train(
             torch.set_num_threads(c.train.threads)
         store = Store(run, ranks)
         last = begun(store, resume, stack)
-        found = found_text(c, ranks)
+        text = agreed_text(c, ranks)
         start = initial if last is None else open_model(last)
         if last is not None and start is not None:
-            same_run(c, last, start[0], read_progress(last), found[1], new_data)
+            same_run(c, last, start[0], read_progress(last), text[1], new_data)
         c = c if start is None else carried_on(c, start[0])
-        tokens = opened_tokens(c, ranks, report, asked, (found, start and start[1]))
+        tokens = opened_tokens(c, ranks, report, asked, (text, start and start[1]))
         c = complete(c, tokens)
         store = replace(store, tokenizer=tokens.tokenizer, settings=dump({n: t for n, t in c.tree().items() if n != "model"}))
         trainer = Trainer(c, store, tokens, start, report, asked)
@@ -142,12 +149,12 @@ def begun(store: Store, resume: bool, stack: contextlib.ExitStack) -> Path | Non
     return last
 
 
-def found_text(c: Config, ranks: Ranks) -> tuple[Corpus, str]:
+def agreed_text(c: Config, ranks: Ranks) -> Text:
     """The text, which has to be the same on every rank."""
-    found = find_text(c.data)
-    other = ranks.text(found[1]) != found[1]
+    text = find_text(c.data, c.objective.pair_fields)
+    other = ranks.text(text[1]) != text[1]
     ranks.agree(f"data.source={c.data.source} is other text here than on the first rank" if other else "", TrainError)
-    return found
+    return text
 
 
 def prepare_folder(store: Store, c: Config, last: Path | None, stack: contextlib.ExitStack) -> None:
@@ -174,10 +181,10 @@ def prepare_folder(store: Store, c: Config, last: Path | None, stack: contextlib
 
 
 def opened_tokens(
-    c: Config, ranks: Ranks, report: Reporter, asked: Callable[[], bool], of: tuple[tuple[Corpus, str], Tokenizer | None]
+    c: Config, ranks: Ranks, report: Reporter, asked: Callable[[], bool], of: tuple[Text, Tokenizer | None]
 ) -> Tokens:
     """The tokens of a text, by a tokenizer of its own unless one is given."""
-    found, tokenizer = of
+    text, tokenizer = of
 
     def building(label: str, done: int, total: int) -> None:
         report.building(label, done, total)
@@ -187,15 +194,15 @@ def opened_tokens(
 
     # Hosts may not share a cache, so one rank of each host makes the tokens; the renaming at its end settles races.
     if ranks.local == 0:
-        open_tokens(c.data, building, tokenizer, found)
+        open_tokens(c.data, building, tokenizer, text, c.objective.tokens)
     ranks.barrier()
-    return open_tokens(c.data, None, tokenizer, found)
+    return open_tokens(c.data, None, tokenizer, text, c.objective.tokens)
 
 
 def complete(c: Config, tokens: Tokens) -> Config:
-    """The model's sizes that the data decides, unless they are given and large enough."""
+    """The model's fields that the data decides, unless they are given; sizes have to be large enough."""
     have = [f for f in FROM_DATA if hasattr(c.model, f)]
-    need = {"vocabulary": tokens.tokenizer.size, "context": c.data.context}
+    need = {"vocabulary": tokens.tokenizer.size, "context": c.data.context, "start": tokens.tokenizer.special.pad or 0}
     why = {"vocabulary": f"the {c.data.tokenizer} tokenizer of the data has", "context": "data.context is"}
     # A model that was there before keeps its sizes.
     fix = (
@@ -203,7 +210,7 @@ def complete(c: Config, tokens: Tokens) -> Config:
         if c.data.tokenizer == "model"
         else "Leave model.{} out, and it follows the data, or give at least as much"
     )
-    for name in have:
+    for name in [n for n in have if n in why]:
         if name in c.given and getattr(c.model, name) < need[name]:
             raise ConfigError(
                 f"model.{name}={getattr(c.model, name)} is too small: {why[name]} {need[name]}. {fix.format(name)}"
@@ -219,14 +226,17 @@ class Trainer:
         self, c: Config, store: Store, tokens: Tokens, start: Start | None, report: Reporter, asked: Callable[[], bool]
     ) -> None:
         self.c, self.store, self.ranks, self.report, self.asked = c, store, store.ranks, report, asked
-        first, last = tokens.split(c.data.validation, c.data.context)
-        size = c.model.vocabulary
-        self.windows = Windows(first, c.data.context, c.train.batch, c.train.seed, size)
-        self.held_out = Windows(last, c.data.context, c.train.batch, c.train.seed, size)
-        self.model = built(c, self.ranks, self.windows, start, tokens.tokenizer)
+        marks = marks_of(c.objective, tokens.tokenizer, c.model.vocabulary, getattr(c.model, "start", None))
+        kind = Windows if c.objective.pair_fields is None else Pairs
+        drawing = Drawing(c.train.batch, c.train.seed, c.objective, marks)
+        self.examples, self.held_out = kind.split(tokens.values, c.data.validation, c.data.context, drawing)
+        self.size = len(tokens.values)
+        self.model = built(c, self.ranks, self.examples, start, tokens.tokenizer)
         blocks = getattr(self.model, "blocks", None)
-        sparse = getattr(c.model, "experts", 1) > 1
-        self.module = spread(Objective(self.model), blocks if isinstance(blocks, nn.ModuleList) else None, self.ranks, sparse)
+        sparse = not self.model.trains_every_parameter
+        self.module = spread(
+            Loss(self.model, c.objective), blocks if isinstance(blocks, nn.ModuleList) else None, self.ranks, sparse
+        )
         self.optimizer = adamw(self.model, c.optim)
         self.sphere: Callable[[], None] | None = getattr(self.model, "normalize_", None)
         """nGPT's weights go back to the unit sphere after each update."""
@@ -238,7 +248,7 @@ class Trainer:
         self.metrics.add(event="resume" if resumed else "start", step=progress.step, world=self.ranks.world)
         size = sum(p.numel() for p in self.model.parameters())
         self.report.say(
-            f"{c.family}, {size:,} parameters, {len(self.windows.values):,} tokens to train on, "
+            f"{c.family}, {size:,} parameters, {self.size:,} tokens of text, "
             f"{'bfloat16' if self.half else 'float32'} on {self.ranks.device.type} × {self.ranks.world} → {self.store.run}"
         )
         loss, stopped, began, before = math.nan, "finished", time.perf_counter(), progress.seconds
@@ -247,7 +257,7 @@ class Trainer:
             loss, norm, stop = self.step(progress.step)
             step = progress.step + 1
             done = step == c.train.steps
-            tokens = progress.tokens + c.train.batch * c.data.context
+            tokens = progress.tokens + self.examples.step_tokens
             progress = replace(progress, step=step, tokens=tokens, seconds=before + time.perf_counter() - began)
             if step % c.train.log_every == 0 or done:
                 now = time.perf_counter()
@@ -276,15 +286,15 @@ class Trainer:
         set_rate(self.optimizer, rate(c.optim, step, c.train.steps))
         torch.manual_seed(seed_of(c.train.seed, step, ranks.rank))
         pieces, parts = c.train.accumulate, ranks.world * c.train.accumulate
-        found = torch.zeros((), dtype=torch.float64, device=ranks.device)
+        summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
         for piece in range(pieces):
-            x, y = (t.to(ranks.device) for t in self.windows.at(step, ranks.rank * pieces + piece, parts))
+            batch = self.examples.at(step, ranks.rank * pieces + piece, parts).to(ranks.device)
             with part_of_step(self.module, last=piece == pieces - 1):
                 with self.precision():
-                    loss = self.module(x, y) / pieces
+                    loss = self.module(*batch) / pieces
                 loss.backward()
-            found += loss.detach()
-        loss, stop = ranks.total(found / ranks.world, float(self.asked()))
+            summed += loss.detach()
+        loss, stop = ranks.total(summed / ranks.world, float(self.asked()))
         if not math.isfinite(loss):
             raise TrainError(
                 f"the loss of step {step + 1} is {loss}; a smaller optim.lr (now {c.optim.lr:g}) or a longer optim.warmup "
@@ -299,13 +309,13 @@ class Trainer:
 
     def validated(self, progress: Progress) -> tuple[Progress, bool]:
         """The mean loss over the whole held-out part, and whether it is the best so far."""
-        found, count = torch.zeros((), dtype=torch.float64, device=self.ranks.device), 0
+        summed, count = torch.zeros((), dtype=torch.float64, device=self.ranks.device), 0
         self.module.eval()
         with torch.no_grad(), self.precision():
-            for x, y in self.held_out.in_order(self.ranks.rank, self.ranks.world):
-                found += self.module(x.to(self.ranks.device), y.to(self.ranks.device), total=True)
-                count += int((y != IGNORED).sum())
-        total, tokens = self.ranks.total(found, float(count))
+            for batch in self.held_out.in_order(self.ranks.rank, self.ranks.world):
+                summed += self.module(*batch.to(self.ranks.device), total=True)
+                count += int((batch.targets != IGNORED).sum())
+        total, tokens = self.ranks.total(summed, float(count))
         loss = total / tokens
         better = progress.best is None or loss < progress.best
         self.metrics.add(step=progress.step, validation=loss, seconds=round(progress.seconds, 3))
@@ -314,13 +324,8 @@ class Trainer:
             return replace(progress, best=loss, best_step=progress.step, waited=0), True
         return replace(progress, waited=progress.waited + 1), False
 
-    def precision(self) -> Any:
+    def precision(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.ranks.device.type, torch.bfloat16) if self.half else contextlib.nullcontext()
-
-
-def seed_of(seed: int, step: int, rank: int) -> int:
-    """Another seed for every step and rank (odd multipliers keep them apart modulo 2⁶³)."""
-    return (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) % (1 << 63)
 
 
 def uses_bfloat16(dtype: str, device: torch.device) -> bool:

@@ -19,8 +19,8 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         if p.requires_grad:
             # nGPT's gains (`raw`) may have a dimension for heads and are gains all the same.
             (matrices if p.ndim >= 2 and not name.endswith(".raw") else rest).append(p)
-    found = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    return [g for g in found if g["params"]]
+    both = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return [group for group in both if group["params"]]
 
 
 def adamw(model: nn.Module, c: OptimConfig) -> torch.optim.AdamW:

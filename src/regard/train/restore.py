@@ -8,7 +8,7 @@ import math
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +42,9 @@ class Progress:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    """Of training, over all sessions."""
     best: float | None = None
+    """The lowest validation loss; None before the first."""
     best_step: int = 0
     waited: int = 0
     """Validations since the best one."""
@@ -83,15 +85,17 @@ def _progress(record: dict[str, Any], path: Path) -> Progress:
             best_step=count("best_step", record),
             waited=count("waited", record),
             seed=count("seed", record),
-            updates={n: count(n, record["updates"]) for n in _map(record.get("updates", {}), f"updates in {path}", int)},
+            updates={n: count(n, record["updates"]) for n in _names(record.get("updates", {}), f"updates in {path}")},
             source=None if source is None else Source(str(source["text"]), count("tokens", source)),
         )
 
 
-def _map(found: Any, name: str, kind: type) -> dict[str, Any]:
-    if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, kind) for k, v in found.items()):
-        raise CheckpointError(f"{name}: {shown(found)} is no map of names to {kind.__name__}")
-    return cast(dict[str, Any], found)
+def _names(value: object, where: str) -> list[str]:
+    """The names in a map of names to whole numbers."""
+    names = [k for k, v in value.items() if isinstance(k, str) and isinstance(v, int)] if isinstance(value, dict) else []
+    if not isinstance(value, dict) or len(names) != len(value):
+        raise CheckpointError(f"{where}: {shown(value)} is no map of names to int")
+    return names
 
 
 @contextlib.contextmanager
@@ -105,8 +109,8 @@ def tensors(path: Path) -> Generator[Any]:
 
 def check_shapes(path: Path, file: Any, targets: Mapping[str, Tensor]) -> None:
     """Refuse a file whose names, shapes or types are not the targets'."""
-    found = set(file.keys())
-    for problem, names in (("lacks", targets.keys() - found), ("has an unknown", found - targets.keys())):
+    present = set(file.keys())
+    for problem, names in (("lacks", targets.keys() - present), ("has an unknown", present - targets.keys())):
         if names:
             raise CheckpointError(f"{path} {problem} {min(names)} ({len(names)} in all): another model's checkpoint?")
     for name, target in targets.items():
@@ -125,7 +129,7 @@ _DTYPES = {
 
 
 def fill(path: Path, targets: Mapping[str, Tensor]) -> None:
-    """Copy a file's tensors into these, after all names, shapes and types have been found to agree."""
+    """Copy a file's tensors into these, after all names, shapes and types were compared."""
     with tensors(path) as file:
         check_shapes(path, file, targets)
         with torch.no_grad():
@@ -137,10 +141,10 @@ def read_config(folder: Path, model: Model) -> Config:
     """What a checkpoint was trained as: its settings, and its model's own config."""
     verify(folder, (SETTINGS,))
     try:
-        found = make_config(read(folder / SETTINGS))
+        settings = make_config({**read(folder / SETTINGS), "model": {"family": model.family}})
     except RegardError as error:
         raise CheckpointError(f"{folder / SETTINGS}: {error}") from error
-    return replace(found, model=model.config, family=model.family, given=frozenset(FROM_DATA))
+    return replace(settings, model=model.config, given=frozenset(FROM_DATA))
 
 
 def iter_metrics(run: str | Path) -> Iterator[dict[str, Any]]:
@@ -148,8 +152,8 @@ def iter_metrics(run: str | Path) -> Iterator[dict[str, Any]]:
     path = require_plain(Path(run) / "metrics.jsonl")
     with open(path, "rb") as file:
         while line := file.readline(LARGEST_LINE):
-            record: Any = None
+            record: object = None
             with contextlib.suppress(ValueError, RecursionError):
                 record = json.loads(line)
             if isinstance(record, dict):
-                yield cast(dict[str, Any], record)
+                yield {str(k): v for k, v in record.items()}

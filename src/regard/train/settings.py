@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from ..errors import CheckpointError, needs_extra
 from ..files import read_plain, reading
 from ..models.base import Model
-from ..models.families import next_token_families
+from ..models.families import FAMILIES, Family
+from ..models.objectives import NextToken, Objective
 from ..models.schema import ConfigError, build, check_keys, check_ranges, nearest, section, shown
 
 LARGEST = 1 << 20
 """Bytes of a config file."""
-FROM_DATA = ("vocabulary", "context")
-"""Sizes of a model that the data decides, unless they are given."""
+FROM_DATA = ("vocabulary", "context", "start")
+"""Fields of a model that the data and its tokenizer decide, unless they are given."""
 LIVE = ("dropout", "capacity")
 """Settings of a model that another run of the same weights may change: they act in training only."""
 INITIAL = {"data": {"tokenizer": "model"}, "optim": {"lr": 1e-4}}
@@ -41,9 +42,9 @@ class DataConfig:
     context: int = 128
     """Tokens of one training window."""
     validation: float = 0.1
-    """The last part of the tokens is kept for validation."""
+    """The last part of the tokens, or of the pairs, is validated on."""
     cache: str | None = None
-    """Where token files are kept; by default `tokens` in regard's home."""
+    """Where token files lie; by default `tokens` in regard's home."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,18 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    objective: Objective = field(default_factory=NextToken)
+    """What the model learns from, one of its own `objectives`."""
     given: frozenset[str] = frozenset()
-    """Which of `model.vocabulary` and `model.context` somebody chose; the data decides the others."""
+    """Which of the fields that the data decides somebody chose."""
 
     def tree(self) -> dict[str, Any]:
         """Plain values that `config` reads back to this; sizes that the data will decide are not among them."""
-        plain = cast(dict[str, Any], _plain(asdict(self)))
-        undecided = set(FROM_DATA) - plain.pop("given")
-        model = {k: v for k, v in plain.pop("model").items() if k not in undecided}
-        return {"model": {"family": plain.pop("family"), **model}, **plain}
+        sections = {name: _plain(asdict(getattr(self, name))) for name in ("model", "data", "optim", "train", "objective")}
+        model = {k: v for k, v in sections["model"].items() if k in self.given or k not in FROM_DATA}
+        objectives = FAMILIES[self.family].model.objectives
+        name = next(n for n, kind in objectives.items() if kind is type(self.objective))
+        return {**sections, "model": {"family": self.family, **model}, "objective": {"name": name, **sections["objective"]}}
 
 
 def config(tree: Mapping[str, Any] | None = None, overrides: Sequence[str] = (), *, initial: Model | None = None) -> Config:
@@ -105,12 +109,13 @@ def config(tree: Mapping[str, Any] | None = None, overrides: Sequence[str] = (),
     merged: dict[str, Any] = {}
     for part in ({} if initial is None else INITIAL, tree or {}, *(parse_override(o) for o in overrides)):
         merged = _merge(merged, part)
-    check_keys(merged, [*_SECTIONS, "model"], "", _SECTIONS)
+    check_keys(merged, [*_SECTIONS, "model", "objective"], "", _SECTIONS)
     model = section(merged.get("model"), "model")
     name = model.pop("family", "llama" if initial is None else initial.family)
     built = Config(
         model=model_config(name, model) if initial is None else continued(initial, name, model),
         family=name,
+        objective=objective_config(name, section(merged.get("objective"), "objective")),
         given=frozenset(n for n in FROM_DATA if n in model or initial is not None),
         **{key: build(cls, section(merged.get(key), key), f"{key}.") for key, cls in _SECTIONS.items()},
     )
@@ -123,21 +128,35 @@ def config(tree: Mapping[str, Any] | None = None, overrides: Sequence[str] = (),
 _SECTIONS: dict[str, type] = {"data": DataConfig, "optim": OptimConfig, "train": TrainConfig}
 
 
-def model_config(family: Any, given: Mapping[str, Any]) -> Any:
+def family_of(name: object) -> Family:
+    """The row of a family."""
+    if not isinstance(name, str) or name not in FAMILIES:
+        near = nearest(str(name), list(FAMILIES))
+        raise ConfigError(f"model.family={shown(name)} is not one of {', '.join(FAMILIES)}{near}")
+    return FAMILIES[name]
+
+
+def model_config(family: object, given: Mapping[str, Any]) -> Any:
     """The config of a family: small, unless given otherwise."""
-    families = next_token_families()
-    if not isinstance(family, str) or family not in families:
+    row = family_of(family)
+    return build(row.config, row.settings(given), "model.")
+
+
+def objective_config(family: object, given: Mapping[str, Any]) -> Objective:
+    """One of a family's objectives, its first unless another is named."""
+    known = family_of(family).model.objectives
+    values = dict(given)
+    name = values.pop("name", next(iter(known)))
+    if not isinstance(name, str) or name not in known:
         raise ConfigError(
-            f"model.family={shown(family)} is not one of {', '.join(families)}{nearest(str(family), list(families))}"
+            f"objective.name={shown(name)}: a {family} learns by {' or '.join(known)}{nearest(str(name), list(known))}"
         )
-    return build(families[family].config, families[family].settings(given), "model.")
+    return build(known[name], values, "objective.")
 
 
-def continued(initial: Model, family: Any, given: Mapping[str, Any]) -> Any:
+def continued(initial: Model, family: object, given: Mapping[str, Any]) -> Any:
     """The config of a model that training goes on from; settings that contradict it are refused."""
-    families = next_token_families()
-    if initial.family not in families:
-        raise ConfigError(f"a {initial.family} does not predict the next token; {', '.join(families)} do")
+    family_of(initial.family)
     was = initial.config
     wanted = build(type(was), {**{f.name: getattr(was, f.name) for f in fields(was)}, **given}, "model.")
     pairs = [("family", family, initial.family)]
@@ -160,10 +179,10 @@ def read(path: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds a {type(tree).__name__}; a config is a map such as 'train: {{steps: 100}}'")
-    return cast(dict[str, Any], tree)
+    return {key if isinstance(key, str) else shown(key): value for key, value in tree.items()}
 
 
-def from_yaml(text: str, name: str) -> Any:
+def from_yaml(text: str, name: str) -> object:
     """The values of a YAML text."""
     module = yaml()
 
@@ -193,14 +212,14 @@ def parse_override(text: str) -> dict[str, Any]:
     if not equals or not all(parts):
         raise ConfigError(f"{shown(text)} is no override; write section.name=value, as in train.steps=100")
     try:
-        found: Any = from_yaml(value, "") if value.strip() else ""
+        plain = from_yaml(value, "") if value.strip() else ""
     except ConfigError:
-        found = value  # a spec such as `cosine | topk(4)` needs no quotes
+        plain = value  # a spec such as `cosine | topk(4)` needs no quotes
     # YAML would read `entmax(1.5): x` or a leading `|` as structure; a setting here is a value or a list of values.
-    found = value if isinstance(found, dict) else found
-    for part in reversed(parts):
-        found = {part: found}
-    return cast(dict[str, Any], found)
+    tree: dict[str, Any] = {parts[-1]: value if isinstance(plain, dict) else plain}
+    for part in reversed(parts[:-1]):
+        tree = {part: tree}
+    return tree
 
 
 def yaml() -> Any:
@@ -214,22 +233,24 @@ def _merge(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(a)
     for key, value in b.items():
         old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merge(cast(Any, old), cast(Any, value)) if both else value
+        merged[key] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 
-def _plain(x: Any) -> Any:
-    if isinstance(x, dict):
-        return {k: _plain(v) for k, v in cast(dict[str, Any], x).items()}
-    if isinstance(x, tuple | list):
-        return [_plain(v) for v in cast(Sequence[Any], x)]
-    return x
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a dataclass as YAML has them: lists for tuples."""
+    return {k: _plain(v) if isinstance(v, dict) else list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 def check(c: Config) -> None:
     """Refuse settings that make no sense, alone or beside each other."""
-    for prefix, part in (("data.", c.data), ("optim.", c.optim), ("train.", c.train), ("model.", c.model)):
+    for prefix, part in (
+        ("data.", c.data),
+        ("optim.", c.optim),
+        ("train.", c.train),
+        ("model.", c.model),
+        ("objective.", c.objective),
+    ):
         check_ranges(part, prefix)
     if c.train.batch % c.train.accumulate:
         raise ConfigError(f"train.batch={c.train.batch} cannot be cut into train.accumulate={c.train.accumulate} equal parts")

@@ -55,9 +55,13 @@ class Carried:
         if frame is not None:
             self._check_rows(frame.rows(k.shape[0]), layer_idx)
             k = frame.widen(k)
-        cached_k = self.cache.layers[layer_idx].keys if layer_idx < len(self.cache.layers) else None
-        if cached_k is not None and cached_k.numel() and cached_k.shape[-1] != k.shape[-1]:
-            raise mixed(f"it keeps keys of width {cached_k.shape[-1]}, and here they are {k.shape[-1]} wide")
+        layer = self.cache.layers[layer_idx] if layer_idx < len(self.cache.layers) else None
+        cached_k = None if layer is None else layer.keys
+        if layer is not None and cached_k is not None and cached_k.numel() and cached_k.shape[-1] != k.shape[-1]:
+            if filled(self.cache, layer_idx):
+                raise mixed(f"it keeps keys of width {cached_k.shape[-1]}, and here they are {k.shape[-1]} wide")
+            # What a static cache took for keys of another width is empty since `reset`: it takes as much anew.
+            layer.is_initialized = False
         self.fillers[layer_idx] = filler
         return type(self.cache).update(self.cache, k, v, layer_idx, *args, **kwargs)
 

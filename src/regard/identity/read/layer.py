@@ -87,10 +87,10 @@ class LayerRead:
             return x if x is None or x.shape[0] == 1 else x.index_select(0, index.to(x.device))
 
         parts = (pick(x) for x in (self.k, self.v, self.weight, self.left, self.signs, self.bias))
-        found = LayerRead(self.scale, *parts, alone=self.alone, beta=self.beta)
+        picked = LayerRead(self.scale, *parts, alone=self.alone, beta=self.beta)
         rows = self.arranged or ()
-        object.__setattr__(found, "_picked", (self.digest, tuple(rows[i] for i in index.tolist())))
-        return found
+        object.__setattr__(picked, "_picked", (self.digest, tuple(rows[i] for i in index.tolist())))
+        return picked
 
     @cached_property
     def digest(self) -> str:
@@ -116,11 +116,11 @@ class LayerRead:
 
     def owner(self, attention: Attention) -> Owner:
         """This identity in this layer, as the caches that it fills name it."""
-        found = self._owners.get(attention.name)
-        if found is None or found.spec != attention.owner.spec:
-            found = attention.owner._replace(who=self.digest, rows=self.arranged)
-            self._owners[attention.name] = found
-        return found
+        owner = self._owners.get(attention.name)
+        if owner is None or owner.spec != attention.owner.spec:
+            owner = attention.owner._replace(who=self.digest, rows=self.arranged)
+            self._owners[attention.name] = owner
+        return owner
 
     def columns(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """What q (B,H,Q,D) and k (B,G,K,D), not turned, have to say beside themselves: (B,H,Q,C) and (B,G,K,C)."""
@@ -272,10 +272,14 @@ def layer_reads(
     for b, identity in enumerate(identities):
         if identity is None or identity.empty:
             continue
-        kept, me = identity.imprints, identity.self
-        n = len(kept)
+        imprints, me = identity.imprints, identity.self
+        n = len(imprints)
         if n:
-            k[b, :, :, m - n :], v[b, :, :, m - n :], weight[b, :, :, m - n :] = kept.k.dense(), kept.v.dense(), kept.weight
+            k[b, :, :, m - n :], v[b, :, :, m - n :], weight[b, :, :, m - n :] = (
+                imprints.k.dense(),
+                imprints.v.dense(),
+                imprints.weight,
+            )
         if me is not None and me.form == "key_bias":
             bias[b] = me.s.view(L, G, D)
         elif me is not None and _is_token(identity):

@@ -45,11 +45,11 @@ class Draft:
 
     def reads(self, scales: Sequence[float], device: torch.device | str = "cpu") -> list[LayerRead | None]:
         L, G, D = self.base.base.depth, self.base.base.key_heads, self.base.base.head_width
-        kept, x = self.base.imprints, self.leaves
+        imprints, x = self.base.imprints, self.leaves
         k, v, weight = None, None, None
-        if len(kept):
-            k, v = kept.k.dense(), x["v"] if "v" in x else kept.v.dense()
-            weight = kept.weight if bool(kept.weight.any()) else None
+        if len(imprints):
+            k, v = imprints.k.dense(), x["v"] if "v" in x else imprints.v.dense()
+            weight = imprints.weight if bool(imprints.weight.any()) else None
         bias: Tensor | None = None
         s = x.get("s", None if self.base.self is None else self.base.self.s)
         form = self.form if self.base.self is None else self.base.self.form
@@ -82,15 +82,15 @@ class Draft:
 
     def identity(self) -> Identity:
         """The identity with these numbers written into it."""
-        found, x = self.base, self.leaves
+        identity, x = self.base, self.leaves
         if "v" in x:
-            found = replace(found, imprints=replace(found.imprints, v=Packed.of(x["v"])))
+            identity = replace(identity, imprints=replace(identity.imprints, v=Packed.of(x["v"])))
         if "left" in x:
             assert self.signs is not None
-            found = replace(found, trace=TraceState(Packed.of(x["left"]), self.signs.to(torch.int8)))
+            identity = replace(identity, trace=TraceState(Packed.of(x["left"]), self.signs.to(torch.int8)))
         if "s" in x:
-            found = replace(found, self=SelfState(x["s"].detach().float().clone(), self.form))
-        return found
+            identity = replace(identity, self=SelfState(x["s"].detach().float().clone(), self.form))
+        return identity
 
 
 def draft(identity: Identity, rule: SleepRule) -> Draft:

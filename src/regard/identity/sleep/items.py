@@ -75,8 +75,8 @@ def anchor_item(body: Body, tokenizer: Tokenizer, text: str, as_chat: bool) -> I
     """A text with all that the model by itself would say along it, as an answer in a chat or bare."""
     if as_chat:
         chat = [{"role": "user", "content": "Tell me something."}, {"role": "assistant", "content": text}]
-        found, places = _places(tokenizer, chat, ("assistant",))
-        ids, at = torch.tensor(found, device=body.device), torch.tensor(places, device=body.device)
+        tokens, places = _places(tokenizer, chat, ("assistant",))
+        ids, at = torch.tensor(tokens, device=body.device), torch.tensor(places, device=body.device)
     else:
         ids = torch.tensor(tokenizer.encode(text), device=body.device)
         at = torch.arange(1, len(ids), device=body.device)

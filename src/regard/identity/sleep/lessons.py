@@ -50,14 +50,14 @@ class Lessons:
         holds = "imprints" in rule.parts
         kind = step % 3 if holds and self.retold else 2
         if kind == 2:
-            found = [(1.0, _with_a_gap(any_of(self.again, pick), pick))]
+            weighted = [(1.0, _with_a_gap(any_of(self.again, pick), pick))]
         else:
             second = self.asked if kind == 0 and self.asked else self.retold
-            found = [(0.5, any_of(self.retold, pick)), (0.5, any_of(second, pick))]
+            weighted = [(0.5, any_of(self.retold, pick)), (0.5, any_of(second, pick))]
         turn = int(torch.randint(1 << 20, (1,), generator=pick))
         if (step % 4 == 1) if holds else (step % 3 != 1):
-            return [*found, (rule.anchor, self.anchors.stranger(turn))]
-        return [*found, (rule.calm, self.anchors.calm(turn))]
+            return [*weighted, (rule.anchor, self.anchors.stranger(turn))]
+        return [*weighted, (rule.calm, self.anchors.calm(turn))]
 
 
 def retold(body: Body, tokenizer: Tokenizer, history: Sequence[Chat]) -> list[Item]:
@@ -78,13 +78,13 @@ def retold(body: Body, tokenizer: Tokenizer, history: Sequence[Chat]) -> list[It
 
 def _pieces(text: str) -> list[str]:
     """Whole sentences, a few at a time."""
-    found: list[str] = []
+    pieces: list[str] = []
     for sentence in re.split(r"(?<=[.!?])\s+|(?<=[。！？])|\n+", text):
-        if found and len(found[-1]) + len(sentence) < PIECE:
-            found[-1] = f"{found[-1]} {sentence}".strip()
+        if pieces and len(pieces[-1]) + len(sentence) < PIECE:
+            pieces[-1] = f"{pieces[-1]} {sentence}".strip()
         elif sentence.strip():
-            found.append(sentence.strip())
-    return found
+            pieces.append(sentence.strip())
+    return pieces
 
 
 def _with_a_gap(item: Item, pick: torch.Generator) -> Item:
@@ -195,8 +195,8 @@ def _reader(body: Body, past: list[int]) -> Callable[[int], Step]:
 
         def step(tokens: Tensor) -> Tensor:
             nonlocal caches
-            logits, found = decoder(tokens, caches)
-            caches = cast(tuple[StaticCache, ...], found)
+            logits, filled = decoder(tokens, caches)
+            caches = cast(tuple[StaticCache, ...], filled)
             return logits.clone()
 
         return step
@@ -214,9 +214,9 @@ def _their_reader(body: Body, past: list[int]) -> Callable[[int], Step]:
 
         def step(tokens: Tensor) -> Tensor:
             nonlocal cache
-            found = model(tokens, past_key_values=cache, use_cache=True)
-            cache = found.past_key_values
-            return found.logits[:, -1]
+            out = model(tokens, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            return out.logits[:, -1]
 
         return step
 

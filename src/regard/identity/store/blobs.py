@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...files import DRAFT, new_folders, read_plain, sync, write_bytes
-from ..state import LARGEST
+from ..folder import LARGEST
 from .errors import MissingBlobError, StoreError
 
 

@@ -13,7 +13,8 @@ from dataclasses import fields
 import torch
 
 from ...errors import CheckpointError, RegardError, StateError
-from ..state import LARGEST, Base, Identity, Imprints, Life, Settings, unpack, upgraded
+from ..folder import LARGEST, Settings, unpack, upgraded
+from ..state import Base, Identity, Imprints, Life
 from .errors import StoreError
 from .records import canonical, checked_source, strict_json
 

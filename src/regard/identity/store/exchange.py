@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from ...errors import CheckpointError
 from ...files import new_folder, new_folders, read_plain, sweep, write_bytes
-from ..state import CONFIG, JOURNAL, LARGEST, TENSORS, Base, Identity
+from ..folder import CONFIG, JOURNAL, LARGEST, TENSORS
+from ..state import Base, Identity
 from .codec import MOST_HEADER, build, decode, encode
 from .errors import StoreError
 from .records import WRITES, Event, canonical, checked_name, strict_json

@@ -100,9 +100,9 @@ def imprint_into(
     except _RecognisedError as error:
         return error.known
     fresh = [i for i, p in enumerate(end.imprints.position.tolist()) if p >= start.life.tokens]
-    kept = tuple(words(end, tokenizer, fresh))
+    worded = tuple(words(end, tokenizer, fresh))
     return Imprinted(
-        name, str(event.source), commit.id, len(fresh), end.life.tokens - start.life.tokens, kept, event.time, begun
+        name, str(event.source), commit.id, len(fresh), end.life.tokens - start.life.tokens, worded, event.time, begun
     )
 
 

@@ -84,7 +84,7 @@ def found_in(parts: Iterable[bytes], needles: set[bytes]) -> set[bytes]:
     keys = np.array([int.from_bytes(k, "little") for k in by_start], dtype=np.uint64)
     table = np.zeros(1 << 20, dtype=bool)
     table[_slots(keys)] = True
-    found: set[bytes] = set()
+    present: set[bytes] = set()
     for data in parts:
         for offset in range(min(8, max(len(data) - 7, 0))):
             view = np.frombuffer(data, dtype="<u8", offset=offset, count=(len(data) - offset) // 8)
@@ -92,8 +92,8 @@ def found_in(parts: Iterable[bytes], needles: set[bytes]) -> set[bytes]:
             likely = np.flatnonzero(table[_slots(view)])
             for at in likely[np.isin(view[likely], keys)].tolist():
                 place = offset + 8 * at
-                found |= {n for n in by_start[data[place : place + 8]] if data.startswith(n, place)}
-    return found
+                present |= {n for n in by_start[data[place : place + 8]] if data.startswith(n, place)}
+    return present
 
 
 def _slots(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

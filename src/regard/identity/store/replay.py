@@ -126,9 +126,9 @@ def _slept(
         return consolidate(model, identity, past, tokenizer, sleep_rule(event.rule), tell=tell, on_step=wake)[0]
 
 
-def sleep_rule(found: Mapping[str, Any]) -> SleepRule:
+def sleep_rule(fields: Mapping[str, Any]) -> SleepRule:
     """A rule from the JSON of an event."""
-    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k != "until"}
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k != "until"}
     try:
         return SleepRule(**known)
     except TypeError as error:
@@ -137,7 +137,7 @@ def sleep_rule(found: Mapping[str, Any]) -> SleepRule:
 
 def history(events: Sequence[Event], tokenizer: Tokenizer, most: int = MOST_HISTORY) -> list[list[dict[str, str]]]:
     """What was said in these events, as chats, oldest first; where it is longer than `most` tokens, the youngest of it."""
-    found: list[list[dict[str, str]]] = []
+    chats: list[list[dict[str, str]]] = []
     room = most
     for event in reversed(events):
         if event.kind != "imprint" or event.text is None:
@@ -145,10 +145,10 @@ def history(events: Sequence[Event], tokenizer: Tokenizer, most: int = MOST_HIST
         for part in reversed(cut(content(event.text), tokenizer, int(event.rule.get("piece", PIECE)))):
             chat = [{"role": "user", "content": part}] if isinstance(part, str) else [dict(m) for m in part]
             room -= len(chat_tokens(chat, tokenizer)[0])
-            if room < 0 and found:
-                return found[::-1]
-            found.append(chat)
-    return found[::-1]
+            if room < 0 and chats:
+                return chats[::-1]
+            chats.append(chat)
+    return chats[::-1]
 
 
 def content(text: str) -> str | Chat:
@@ -156,18 +156,18 @@ def content(text: str) -> str | Chat:
     if text.lstrip()[:1] != "[":
         return text
     try:
-        found = json.loads(text)
+        messages = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    if not isinstance(found, list) or not found:
+    if not isinstance(messages, list) or not messages:
         return text
-    for message in cast(list[Any], found):
+    for message in cast(list[Any], messages):
         match message:
             case {"role": str(), "content": str()}:
                 pass
             case _:
                 return text
-    return cast(Chat, found)
+    return cast(Chat, messages)
 
 
 def cut(text: str | Chat, tokenizer: Tokenizer, most: int = PIECE) -> list[str | Chat]:
@@ -175,27 +175,27 @@ def cut(text: str | Chat, tokenizer: Tokenizer, most: int = PIECE) -> list[str |
     messages, and inside one only where it is too long by itself. What has fewer than two tokens is no experience."""
     if isinstance(text, str):
         return [p for p in _cut_text(text, tokenizer, most) if len(tokenizer.encode(p)) > 1]
-    found: list[str | Chat] = []
+    pieces: list[str | Chat] = []
     now: list[Mapping[str, str]] = []
     room = most
     for message in text:
         for words in _cut_text(message["content"], tokenizer, most) or [""]:
             size = len(tokenizer.encode(words, bos=False))
             if now and size > room:
-                found.append(now)
+                pieces.append(now)
                 now, room = [], most
             now.append({**message, "content": words})
             room -= size
-    return [*found, now] if now else found
+    return [*pieces, now] if now else pieces
 
 
 def _cut_text(text: str, tokenizer: Tokenizer, most: int) -> list[str]:
-    found: list[str] = []
+    parts: list[str] = []
     # No token of a text that people write is longer than this on average, so that one look ahead is enough.
     far = 8 * most
     while text.strip():
         if len(text) <= far and len(tokenizer.encode(text)) <= most:
-            found.append(text.strip())
+            parts.append(text.strip())
             break
         low, high = 1, min(len(text), far)
         while low < high:
@@ -203,9 +203,9 @@ def _cut_text(text: str, tokenizer: Tokenizer, most: int) -> list[str]:
             low, high = (middle, high) if len(tokenizer.encode(text[:middle])) <= most else (low, middle - 1)
         at = _break(text[:low])
         if text[:at].strip():
-            found.append(text[:at].strip())
+            parts.append(text[:at].strip())
         text = text[at:]
-    return found
+    return parts
 
 
 def _break(text: str) -> int:

@@ -6,7 +6,7 @@
     self     a gain per layer and key head on what was pooled, for each form
 
 On another base only the scorer is used: its features are relative to the text, the gains belong to layers. How they are learned is
-in `regard.study.fast_write`.
+in `regard.study.people.fast_write`.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def digest(numbers: dict[str, Tensor]) -> str:
 @lru_cache(maxsize=1)
 def _read() -> FastWrite:
     if not FILE.exists():
-        raise CheckpointError(f"{FILE.name} is not beside the code; train it with: python -m regard.study.fast_write")
+        raise CheckpointError(f"{FILE.name} is not beside the code; train it with: python -m regard.study.people.fast_write")
     return read_file(FILE)
 
 

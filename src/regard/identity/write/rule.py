@@ -3,7 +3,7 @@
     identity = imprint(identity, observe(model, chat, tokenizer, source="monday"), Rule())
 
 The best tokens become imprints, the trace and the self are updated; affect scales all three. Gains per layer and head were learned
-once on generated people (`regard.study.fast_write`) and come with the package.
+once on generated people (`regard.study.people.fast_write`) and come with the package.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,11 +21,11 @@ from .layout import Share
 
 HUB = "hub:"
 HUB_NAME = rf"(\w[\w.-]*/|{HUB}(\w[\w.-]*/)?)\w[\w.-]*"
-"""A word alone is rather a slip of the fingers than a model on the hub: one without an owner is asked for with `hub:`."""
+"""A name without an owner is more often a misspelt one than a model on the hub: those are asked for with `hub:`."""
 
 
 def load(
-    source: str | Path, *, dtype: torch.dtype = torch.float32, progress: Share = lambda share: None, **changes: Any
+    source: str | Path, *, dtype: torch.dtype = torch.float32, progress: Share = lambda share: None, **changes: object
 ) -> Model:
     """The model in a folder, a run (its best checkpoint), a `.gguf` file, a llama2.c `.bin`, or under a Hugging Face hub name:
     `owner/name`, or `hub:name`."""
@@ -37,7 +36,7 @@ def load(
         return _load(source, path, dtype, changes, progress)
 
 
-def _load(source: str | Path, path: Path, dtype: torch.dtype, changes: Mapping[str, Any], progress: Share) -> Model:
+def _load(source: str | Path, path: Path, dtype: torch.dtype, changes: Mapping[str, object], progress: Share) -> Model:
     if path.is_dir():
         from .hf import load_folder
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from ...errors import CheckpointError
 from ..bert import BertConfig
+from ..blocks import Activation
 from .converter import Converter
 from .fields import DEEPEST, Fields
 from .layout import TensorLayout, TensorPlace
 
-ACTIVATIONS = {"gelu": "gelu", "relu": "relu"}
+ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "relu": "relu"}
 
 
 def layout(config: BertConfig) -> TensorLayout:
@@ -56,7 +56,7 @@ def read(c: Fields, names: Collection[str]) -> BertConfig:
         hidden=c.size("intermediate_size"),
         context=c.size("max_position_embeddings"),
         types=c.size("type_vocab_size", 2),
-        activation=c.word("hidden_act", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
+        activation=c.word("hidden_act", ACTIVATIONS, "gelu"),
         eps=c.number("layer_norm_eps", 1e-12),
         guesses=any(n.startswith("cls.predictions.") for n in names),
         pools=any(n.endswith("pooler.dense.weight") for n in names),
@@ -64,7 +64,7 @@ def read(c: Fields, names: Collection[str]) -> BertConfig:
     )
 
 
-def write(config: BertConfig) -> dict[str, Any]:
+def write(config: BertConfig) -> dict[str, object]:
     c = config
     if c.activation not in ACTIVATIONS:
         raise CheckpointError(f"Hugging Face's BERT has {', '.join(ACTIVATIONS)}; this is {c.activation}")

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import CheckpointError
 from ...files import read_plain
 from ..generation_info import ID_FIELDS, GenerationInfo
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 LARGEST = 1 << 30
 """No width or vocabulary is beyond this; a larger number is damage, and products of two stay below 2⁶³."""
@@ -21,7 +24,8 @@ JSON_BYTES, INDEX_BYTES = 8 << 20, 64 << 20
 """Parsed JSON takes about twenty times its bytes."""
 MOST_IDS = 1 << 10
 
-Config = TypeVar("Config")
+Config = TypeVar("Config", bound="DataclassInstance")
+Word = TypeVar("Word", bound=str)
 
 
 class Fields:
@@ -54,12 +58,13 @@ class Fields:
             raise self.refuse(key, "it must be true or false")
         return value
 
-    def word(self, key: str, choices: Mapping[str, str] | tuple[str, ...], default: str | None = None) -> str:
+    def word(self, key: str, choices: Mapping[str, Word] | tuple[Word, ...], default: str | None = None) -> Word:
         """One of the words that are known here; a mapping also says what ours for it is."""
         value = self._get(key, default)
-        if not isinstance(value, str) or value not in choices:
-            raise self.refuse(key, f"known here: {', '.join(choices)}")
-        return choices[value] if isinstance(choices, Mapping) else value
+        ours = choices if isinstance(choices, Mapping) else {str(w): w for w in choices}
+        if not isinstance(value, str) or value not in ours:
+            raise self.refuse(key, f"known here: {', '.join(ours)}")
+        return ours[value]
 
     def text(self, key: str) -> str:
         value = self._get(key, None)
@@ -86,7 +91,7 @@ class Fields:
             raise self.refuse(key, "it must be an object")
         return Fields(value, f"{self.origin}, {key}")
 
-    def _get(self, key: str, default: Any) -> Any:
+    def _get(self, key: str, default: object) -> object:
         value = self.values.get(key)
         if value is None:
             value = default
@@ -122,11 +127,11 @@ def read_generation_info(c: Fields, generation: Path) -> GenerationInfo:
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """The config with the caller's fields in place of the file's."""
-    known = [f.name for f in fields(config)]  # type: ignore[arg-type]
+    known = [f.name for f in fields(config)]
     for name in changes:
         if name not in known:
             near = get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else f": {', '.join(known)}"
             raise CheckpointError(f"{name!r} is not a field of {type(config).__name__}{hint}")
     given = {n: tuple(v) if isinstance(v, list) else v for n, v in changes.items()}
-    return replace(config, **given)  # type: ignore[type-var]
+    return replace(config, **given)

@@ -91,20 +91,20 @@ class GGUF:
 
     def _directory(self, count: int) -> dict[str, TensorInfo]:
         sizes = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
-        found: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        entries: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(count):
             name, dims = self._string(), self._scalar("<I")
-            if not 1 <= dims <= 4 or name in found:
+            if not 1 <= dims <= 4 or name in entries:
                 raise self._bad(f"tensor {name[:80]!r} has {dims} dimensions or stands there twice")
             # GGUF counts dimensions from the fastest one.
             shape = tuple(self._scalar("<Q") for _ in range(dims))[::-1]
-            found[name] = shape, self._scalar("<I"), self._scalar("<Q")
+            entries[name] = shape, self._scalar("<I"), self._scalar("<Q")
         align = self.metadata.get("general.alignment", 32)
         if not isinstance(align, int) or not 1 <= align <= 1 << 20:
             raise self._bad(f"general.alignment is {align!r:.40}")
         base = -(-self._at // align) * align
         tensors: dict[str, TensorInfo] = {}
-        for name, (shape, kind, offset) in found.items():
+        for name, (shape, kind, offset) in entries.items():
             if kind not in sizes:
                 raise self._bad(f"{name} has the unknown type {kind}")
             block, size = sizes[kind]

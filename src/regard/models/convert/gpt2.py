@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from ...errors import CheckpointError
+from ..blocks import Activation
 from ..gpt2 import GPT2Config
 from .converter import Converter
 from .fields import DEEPEST, Fields
 from .layout import TensorLayout, TensorPlace
 
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+ACTIVATIONS: dict[str, Activation] = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 
 
 def layout(config: GPT2Config) -> TensorLayout:
@@ -51,17 +51,19 @@ def read(c: Fields, names: Collection[str]) -> GPT2Config:
         heads=c.size("n_head"),
         hidden=c.size("n_inner") if "n_inner" in c else None,
         context=c.size("n_positions", c.size("n_ctx", 1024)),
-        activation=c.word("activation_function", ACTIVATIONS, "gelu_new"),  # type: ignore[arg-type]
+        activation=c.word("activation_function", ACTIVATIONS, "gelu_new"),
         eps=c.number("layer_norm_epsilon", 1e-5),
         tied=c.flag("tie_word_embeddings", True),
     )
 
 
-def write(config: GPT2Config) -> dict[str, Any]:
+def write(config: GPT2Config) -> dict[str, object]:
     c = config
     names = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
     if not c.bias or c.activation not in names:
         raise CheckpointError(f"Hugging Face's GPT-2 has biases and {', '.join(names)}; this is bias={c.bias}, {c.activation}")
+    if c.norm != "pre":
+        raise CheckpointError(f"Hugging Face's GPT-2 has norms before each sublayer, norm=pre; this is norm={c.norm}")
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

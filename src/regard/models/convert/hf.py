@@ -18,7 +18,7 @@ from torch import Tensor
 from ...errors import CheckpointError, needs_extra
 from ...files import replacing, require_plain, write_text
 from ..base import Model
-from ..families import FAMILIES, next_token_families
+from ..families import FAMILIES
 from ..runs import verify
 from . import native
 from .fields import INDEX_BYTES, Fields, changed, read_generation_info, read_json
@@ -58,7 +58,7 @@ class Tensors:
         return self._open[name].get_tensor(name)
 
 
-def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, Any], progress: Share) -> Model:
+def load_folder(folder: Path, dtype: torch.dtype, changes: Mapping[str, object], progress: Share) -> Model:
     verify(folder, (CONFIG, GENERATION, WEIGHTS, OWN))
     c = read_json(folder / CONFIG)
     if "quantization_config" in c:
@@ -110,29 +110,28 @@ def _shards(folder: Path) -> Mapping[str, Path] | Path:
         pickled = sorted(p.name for p in folder.glob("pytorch_model*.bin"))
         hint = f"; {pickled[0]} is pickle, which runs code when read: convert it to safetensors" if pickled else ""
         raise CheckpointError(f"{folder.name} has no {WEIGHTS}{hint}")
-    found = read_json(folder / INDEX, INDEX_BYTES).part("weight_map")
-    if found is None:
+    shards = read_json(folder / INDEX, INDEX_BYTES).part("weight_map")
+    if shards is None:
         raise CheckpointError(f"{INDEX} has no weight_map")
-    for name, file in found.values.items():
+    for name, file in shards.values.items():
         # A name with a path in it would read outside the folder.
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise CheckpointError(f"{INDEX}: {name} is in {file!r:.80}, which is no safetensors file of this folder")
-    return {name: folder / file for name, file in found.values.items()}
+    return {name: folder / file for name, file in shards.values.items()}
 
 
-def described(model: Model) -> tuple[dict[str, Any], TensorLayout]:
+def described(model: Model) -> tuple[dict[str, object], TensorLayout]:
     """config.json and the layout of a model's tensors: its family's at Hugging Face, or ours where that has no word for it."""
     c = model.config
-    own: dict[str, Any] = {"version": VERSION, "family": model.family}
+    own: dict[str, object] = {"version": VERSION, "family": model.family}
     converter = FAMILIES[model.family].converter if model.family in FAMILIES else None
-    whole: dict[str, Any] | None = None
+    whole: dict[str, object] | None = None
     if converter is not None:
         try:
             whole = dict(converter.write(c))
         except CheckpointError:
-            # A config that Hugging Face has no words for is written in ours, where we would train it.
-            if model.family not in next_token_families():
-                raise
+            # A config that Hugging Face has no words for is written in ours.
+            whole = None
     if converter is None or whole is None:
         return {"model_type": f"regard-{model.family}", "regard": {**own, "config": native.write(c)}}, native.layout(c)
     layout = converter.layout(c)

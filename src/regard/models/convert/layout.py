@@ -74,9 +74,9 @@ class TensorLayout:
     """Patterns of tensors that files carry and nobody needs: masks, position numbers, copies of a tied weight."""
 
     def place(self, ours: str) -> TensorPlace | None:
-        found = re.search(r"\.(\d+)\.", ours)
-        layer = "" if found is None else found.group(1)
-        general = ours if found is None else ours.replace(f".{layer}.", ".{}.", 1)
+        number = re.search(r"\.(\d+)\.", ours)
+        layer = "" if number is None else number.group(1)
+        general = ours if number is None else ours.replace(f".{layer}.", ".{}.", 1)
         module, _, leaf = general.rpartition(".")
         for key, tail in ((ours, ""), (general, ""), (module, f".{leaf}")):
             row = self.table.get(key)
@@ -126,7 +126,7 @@ def assemble(config: Any, layout: TensorLayout, stored: Stored, dtype: torch.dty
             f"{stored.origin}: its configuration asks for {parts} layers (and experts), with two tensors each at least; "
             f"the file has {held} tensors in all"
         )
-    numbered = {found.group(1) for name in stored.shapes if (found := re.search(r"\.(\d+)\.", name))}
+    numbered = {number.group(1) for name in stored.shapes if (number := re.search(r"\.(\d+)\.", name))}
     if config.depth > len(numbered):
         raise CheckpointError(
             f"{stored.origin}: its configuration asks for {config.depth} layers; its tensors number {len(numbered)}"
@@ -194,10 +194,10 @@ def _places(model: Model, layout: TensorLayout, stored: Stored) -> dict[str, Ten
             wrong.append(f"{real} is {tuple(stored.shapes[real])}, and the configuration asks for {want}")
     spare = re.compile("|".join(f"(?:{p})" for p in layout.spare) or r"(?!)")
     extra = [n for n in stored.shapes if n not in used and not spare.search(n)]
-    for what, found in (("lacks", missing), ("has a wrong shape:", wrong), ("has nothing here to fill with", extra)):
-        if found:
-            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-            raise CheckpointError(f"{stored.origin} {what} {', '.join(sorted(found)[:SHOWN])}{more}")
+    for what, names in (("lacks", missing), ("has a wrong shape:", wrong), ("has nothing here to fill with", extra)):
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            raise CheckpointError(f"{stored.origin} {what} {', '.join(sorted(names)[:SHOWN])}{more}")
     return places
 
 
@@ -212,5 +212,5 @@ def spread(model: Model, layout: TensorLayout) -> dict[str, Tensor]:
             raise CheckpointError(f"{model.family} has no place for {ours} in its Hugging Face layout")
     # safetensors refuses tensors that share memory, and a transposed view of a parameter would.
     return {
-        name: found[0][2].give([x for _, x, _ in sorted(found, key=lambda f: f[0])]).clone() for name, found in pieces.items()
+        name: parts[0][2].give([x for _, x, _ in sorted(parts, key=lambda f: f[0])]).clone() for name, parts in pieces.items()
     }

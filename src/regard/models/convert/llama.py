@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Literal
 
 from ...errors import CheckpointError
 from ..llama import LlamaConfig
@@ -64,14 +64,18 @@ def read(c: Fields, names: Collection[str]) -> LlamaConfig:
     )
 
 
-def write(config: LlamaConfig) -> dict[str, Any]:
+def write(config: LlamaConfig) -> dict[str, object]:
     c = config
+    if (c.activation, c.norm) != ("swiglu", "pre"):
+        raise CheckpointError(
+            f"Hugging Face's LLaMA has activation=swiglu and norm=pre; this is activation={c.activation}, norm={c.norm}"
+        )
     kind = "qwen2" if c.attention_bias == "qkv" else "llama" if c.window is None else "mistral"
     if kind != "llama" and (c.mlp_bias or c.attention_bias is True):
         raise CheckpointError(
             f"Hugging Face has no model with window={c.window}, attention_bias={c.attention_bias} and mlp_bias={c.mlp_bias} together"
         )
-    own: dict[str, Any] = {}
+    own: dict[str, object] = {}
     if kind == "llama":
         own = {"attention_bias": bool(c.attention_bias), "mlp_bias": c.mlp_bias}
     if kind == "qwen2":

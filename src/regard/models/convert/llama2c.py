@@ -10,7 +10,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ class Header:
         return [(n, shapes[n]) for n in names + ([] if c.tied else ["wcls"])]
 
 
-def load_bin(path: Path, dtype: torch.dtype, changes: Mapping[str, Any], progress: Share) -> Model:
+def load_bin(path: Path, dtype: torch.dtype, changes: Mapping[str, object], progress: Share) -> Model:
     header = read_header(path)
     c = header.config
     tensors: dict[str, Tensor] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -19,17 +19,17 @@ class _Same(Mapping[str, TensorPlace]):
     def __getitem__(self, key: str) -> TensorPlace:
         return TensorPlace(key)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(())
 
     def __len__(self) -> int:
         return 0
 
-    def get(self, key: str, default: Any = None) -> TensorPlace:
+    def get(self, key: str, default: object = None) -> TensorPlace:
         return TensorPlace(key)
 
 
-def layout(config: Any) -> TensorLayout:
+def layout(config: object) -> TensorLayout:
     return TensorLayout(_Same())
 
 
@@ -54,11 +54,11 @@ def with_fields(config: Any, values: Fields | None) -> Any:
     if isinstance(attention, list) and len(attention) > DEEPEST:
         raise values.refuse("attention", f"no model has more than {DEEPEST} layers")
     try:
-        found = build(type(config), {**{f.name: getattr(config, f.name) for f in fields(config)}, **values.values}, "model.")
-        check_ranges(found, "model.")
+        whole = build(type(config), {**{f.name: getattr(config, f.name) for f in fields(config)}, **values.values}, "model.")
+        check_ranges(whole, "model.")
     except ConfigError as error:
         raise CheckpointError(f"{values.origin}: {error}") from error
-    return found
+    return whole
 
 
 def lost(config: Any, back: Any) -> dict[str, Any]:

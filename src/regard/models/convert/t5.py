@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from ...errors import CheckpointError
+from ..blocks import Activation
 from ..t5 import T5Config
 from .converter import Converter
 from .fields import DEEPEST, Fields
 from .layout import TensorLayout, TensorPlace
 
-FORMS = {"relu": "relu", "gated-gelu": "geglu_tanh"}
+FORMS: dict[str, Activation] = {"relu": "relu", "gated-gelu": "geglu_tanh"}
 
 
 def layout(config: T5Config) -> TensorLayout:
@@ -63,7 +63,7 @@ def read(c: Fields, names: Collection[str]) -> T5Config:
         heads=c.size("num_heads"),
         head_width=c.size("d_kv"),
         hidden=c.size("d_ff"),
-        activation=c.word("feed_forward_proj", FORMS, "relu"),  # type: ignore[arg-type]
+        activation=c.word("feed_forward_proj", FORMS, "relu"),
         buckets=c.size("relative_attention_num_buckets", 32),
         max_distance=c.size("relative_attention_max_distance", 128),
         eps=c.number("layer_norm_epsilon", 1e-6),
@@ -75,7 +75,7 @@ def read(c: Fields, names: Collection[str]) -> T5Config:
     )
 
 
-def write(config: T5Config) -> dict[str, Any]:
+def write(config: T5Config) -> dict[str, object]:
     c = config
     forms = {ours: theirs for theirs, ours in FORMS.items()}
     if c.activation not in forms:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import cast
 
 from torch import Tensor
 
@@ -29,7 +30,7 @@ class StaticCache(Cache):
     """How far the room is written, shared by all views over it."""
 
     def __len__(self) -> int:
-        return self.length - self.lead
+        return self.written or self.length - self.lead
 
     def keys(self) -> Tensor:
         assert self.k is not None
@@ -40,6 +41,8 @@ class StaticCache(Cache):
         return self.v.narrow(2, 0, self.length)
 
     def grown(self, k: Tensor, v: Tensor) -> StaticCache:
+        if self.written:
+            return cast(StaticCache, super().grown(k, v))
         start, stop = self.length, self.length + k.shape[2]
         for old, new in ((self.k, k), (self.v, v)):
             if old is not None:
@@ -77,11 +80,11 @@ class StaticCache(Cache):
 
     def rows(self, index: Tensor) -> StaticCache:
         """The cache of some rows of the batch, in a room of their own."""
-        if self.k is None or self.v is None:
-            return self
         carry = None if self.carry is None else self.carry.index_select(0, index)
-        k, v = (x.index_select(0, index) for x in (self.k, self.v))
         owner = None if self.owner is None else self.owner.pick(index)
+        if self.k is None or self.v is None:
+            return self if carry is None else replace(self, carry=carry, owner=owner)
+        k, v = (x.index_select(0, index) for x in (self.k, self.v))
         return replace(self, k=k, v=v, carry=carry, owner=owner, taken=[self.length])
 
 

@@ -63,11 +63,11 @@ def _folder() -> Path:
 
 
 def _check_owner(path: Path) -> None:
-    found = path.lstat()
-    if found.st_uid not in (os.getuid(), 0):
-        raise OSError(f"{path} belongs to user {found.st_uid}; code is loaded from files of one's own, or root's, only")
-    if not stat.S_ISLNK(found.st_mode) and found.st_mode & 0o022:
-        raise OSError(f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}); code is not loaded from there")
+    status = path.lstat()
+    if status.st_uid not in (os.getuid(), 0):
+        raise OSError(f"{path} belongs to user {status.st_uid}; code is loaded from files of one's own, or root's, only")
+    if not stat.S_ISLNK(status.st_mode) and status.st_mode & 0o022:
+        raise OSError(f"{path} may be written by others (mode {stat.S_IMODE(status.st_mode):o}); code is not loaded from there")
 
 
 def _built(folder: Path, key: str, openmp: Path) -> Path:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Number
 from typing import cast
 
 import torch
@@ -27,13 +28,15 @@ from ...attention.allow import Allow, Padding
 from ...errors import CombinationError, NumericsError, RegardWarning, ShapeError, SpecError
 from ...nn import Attention, AttentionOverride, bound, overrides_in, overrides_of_rows
 from ..base import Model, States
+from ..tokens import has_ids
 from .cache import static_caches
 from .prepare import Decoder, Weights, prepare
-from .sampling import Drawer, Sampling
+from .sampling import Drawer, Sampling, is_whole
 from .stream import Ending, Speaks, Stream, Token
 
 PREFILL = 512
 """Tokens of the prompt that go through the model at a time: as fast as all at once, and bounded in memory."""
+TAKES = "give token ids such as [1, 2], a list of such rows, or texts with tokenizer="
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,10 @@ def generate(
     """Continue one prompt or several: token ids, or texts where a tokenizer is given.
 
     `overrides` is what the layers do instead of their own attention; without it, whatever overrides them here. `on_token` sees
-    every token as it falls. A batch is one call: rows that end early wait for the others.
+    every token as it falls. A batch is one call: rows that end early wait for the others. A row ends at `Sampling.stop_ids`
+    and the tokenizer's `eos_ids`; where neither is given, at those that came with the model (`model.generation_info.eos_ids`).
     """
-    call = _Call(model, prompt, sampling or Sampling(), tokenizer, on_token, overrides)
+    call = _Call(model, prompt, sampling, tokenizer, on_token, overrides)
     decoder = prepare(model, weights)
     try:
         with _resting(model):
@@ -100,7 +104,7 @@ def stream(
     thread or task, one at a time, between those of other streams.
     """
     fallen: deque[Token] = deque()
-    call = _Call(model, prompt, sampling or Sampling(), tokenizer, fallen.append, overrides)
+    call = _Call(model, prompt, sampling, tokenizer, fallen.append, overrides)
     return _streamed(model, call.run(prepare(model, weights), states, _checked_prefill(prefill)), fallen)
 
 
@@ -123,12 +127,21 @@ class _Call:
         self,
         model: Model,
         prompt: Prompt,
-        sampling: Sampling,
+        sampling: Sampling | None,
         tokenizer: Speaks | None,
         on_token: Callable[[Token], object] | None,
         overrides: Overrides | None,
     ) -> None:
         expect_decoder(model)
+        sampling = Sampling() if sampling is None else sampling
+        if not isinstance(sampling, Sampling):
+            raise SpecError(f"sampling={sampling!r:.60}: it must be a Sampling, such as Sampling(max_tokens=64)")
+        if tokenizer is not None and (isinstance(tokenizer, type) or not isinstance(tokenizer, Speaks)):
+            raise SpecError(
+                f"tokenizer={tokenizer!r:.60}: it must have encode, decode and eos_ids, as load_tokenizer(source) gives it"
+            )
+        if on_token is not None and not callable(on_token):
+            raise SpecError(f"on_token={on_token!r:.60}: it must be a function of a Token, such as print")
         if sampling.stop and tokenizer is None:
             raise SpecError(
                 f"stop={sampling.stop} is text, and without a tokenizer there is none: pass tokenizer=, or stop_ids="
@@ -137,7 +150,8 @@ class _Call:
         self.prompts = _rows(prompt, tokenizer, model)
         _expect_room(model, max(len(p) for p in self.prompts), sampling.max_tokens)
         self.overrides: Overrides = overrides_in(model) if overrides is None else overrides
-        self.streams = [Stream(i, p, sampling, tokenizer, on_token) for i, p in enumerate(self.prompts)]
+        eos_ids = model.generation_info.eos_ids
+        self.streams = [Stream(i, p, sampling, tokenizer, on_token, eos_ids) for i, p in enumerate(self.prompts)]
 
     def run(self, decoder: Decoder, states: States, prefill: int) -> Generator[None]:
         for group in _groups(self.model, self.prompts, self.overrides):
@@ -183,8 +197,8 @@ def _expect_room(model: Model, longest: int, more: int) -> None:
 
 
 def _checked_prefill(prefill: int) -> int:
-    if prefill < 1:
-        raise SpecError(f"prefill={prefill}: at least one token goes through the model at a time")
+    if not is_whole(prefill) or prefill < 1:
+        raise SpecError(f"prefill={prefill!r:.60}: it is how many tokens go through the model at a time, a whole number from 1")
     return prefill
 
 
@@ -244,18 +258,17 @@ def _run(
 
 def perplexity(model: Model, tokens: Sequence[int], *, weights: Weights = "float32", states: States = None) -> float:
     """exp of the mean surprise per token of a text, from its second token on."""
-    if len(tokens) < 2:
-        raise ShapeError(f"{len(tokens)} tokens: perplexity needs at least two, the first has nothing before it")
-    logits = logits_of(model, tokens, weights=weights, states=states)
-    device = logits.device
-    return float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(list(tokens[1:]), device=device)).exp())
+    ids = _row(tokens, model)
+    if len(ids) < 2:
+        raise ShapeError(f"{len(ids)} tokens: perplexity needs at least two, the first has nothing before it")
+    logits = logits_of(model, ids, weights=weights, states=states)
+    return float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:], device=logits.device)).exp())
 
 
 @torch.no_grad()
 def logits_of(model: Model, tokens: Sequence[int], *, weights: Weights = "float32", states: States = None) -> Tensor:
     """Logits (N, V) of every token, as decoding with these weights would see them."""
-    expect_decoder(model)
-    ids = _rows(list(tokens), None, model)[0]
+    ids = _row(tokens, model)
     _expect_room(model, len(ids), 1)
     decoder = prepare(model, weights)
     device = next(model.parameters()).device
@@ -267,30 +280,56 @@ def logits_of(model: Model, tokens: Sequence[int], *, weights: Weights = "float3
 def _rows(prompt: Prompt, tokenizer: Speaks | None, model: Model) -> list[list[int]]:
     """Token ids, whatever form they came in, checked."""
     vocabulary: int = model.config.vocabulary
-    if isinstance(prompt, Tensor):
-        if prompt.ndim not in (1, 2) or prompt.is_floating_point():
-            raise ShapeError(f"the prompt is {tuple(prompt.shape)} of {prompt.dtype}; token ids are integers (N) or (B, N)")
-        given: list[object] = list(prompt.tolist()) if prompt.ndim == 2 else [prompt.tolist()]
-    elif isinstance(prompt, str):
-        given = [prompt]
-    else:
-        given = [list(cast(Sequence[int], prompt))] if prompt and isinstance(prompt[0], int) else list(prompt)
     rows: list[list[int]] = []
-    for i, row in enumerate(given):
+    for i, row in enumerate(_split(prompt)):
         if isinstance(row, str):
             if tokenizer is None:
                 raise ShapeError(f"prompt {i} is text; pass tokenizer=, or token ids")
             row = tokenizer.encode(row)
-        ids = [int(x) for x in cast(Sequence[int], row)]
+        if isinstance(row, Tensor):
+            row = _listed(row)
+        if not isinstance(row, Sequence):
+            raise ShapeError(f"prompt {i} is {row!r:.60}; {TAKES}")
+        ids = [x for x in cast(Sequence[int], row) if is_whole(x)]
+        if len(ids) < len(row):
+            other = next(x for x in cast(Sequence[object], row) if not is_whole(x))
+            raise ShapeError(f"prompt {i} holds {other!r:.60}, which is no token id; {TAKES}")
         if not ids:
             raise ShapeError(f"prompt {i} is empty; a model needs one token to start from, such as its bos")
         bad = [x for x in ids if not 0 <= x < vocabulary]
         if bad:
             raise ShapeError(f"prompt {i} holds the token {bad[0]}; this model knows 0..{vocabulary - 1}")
-        rows.append(ids)
+        rows.append([int(x) for x in ids])
     if not rows:
         raise ShapeError("there is no prompt; give token ids, or texts with tokenizer=")
     return rows
+
+
+def _row(tokens: Sequence[int], model: Model) -> list[int]:
+    """Token ids of one text."""
+    expect_decoder(model)
+    rows = _rows(tokens, None, model)
+    if len(rows) > 1:
+        raise ShapeError(f"there are {len(rows)} texts; give one at a time")
+    return rows[0]
+
+
+def _split(prompt: object) -> Sequence[object]:
+    """One entry for each row of a batch, not looked at yet."""
+    if isinstance(prompt, Tensor):
+        return _listed(prompt) if prompt.ndim == 2 else [prompt]
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, Sequence):
+        raise ShapeError(f"the prompt is {prompt!r:.60}; {TAKES}")
+    entries = cast(Sequence[object], prompt)
+    return [entries] if len(entries) and isinstance(entries[0], Number) else entries
+
+
+def _listed(ids: Tensor) -> list[object]:
+    if ids.ndim not in (1, 2) or not has_ids(ids):
+        raise ShapeError(f"the prompt is {tuple(ids.shape)} of {ids.dtype}; token ids are integers (N) or (B, N)")
+    return ids.tolist()
 
 
 def _groups(model: Model, prompts: list[list[int]], overrides: Overrides) -> list[list[int]]:
@@ -308,7 +347,7 @@ def _paddable(module: nn.Module, overrides: Overrides) -> bool:
     override = overrides.get(module)
     if override is not None and override.padless:
         return False
-    return module.spec.position.shift_invariant and not module.inner.carries
+    return module.inner.shift_invariant(module.spec.position)
 
 
 __all__ = [

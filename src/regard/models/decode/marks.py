@@ -37,7 +37,7 @@ def content_mark(x: Tensor) -> int:
 
 
 def plain_mark(x: Tensor) -> int:
-    """The same promise, by torch: Σ wordᵢ · oddᵢ modulo 2⁶⁴, chunk by chunk."""
+    """The same sum, by torch: Σ wordᵢ · oddᵢ modulo 2⁶⁴, chunk by chunk."""
     x = torch.view_as_real(x) if x.is_complex() else x
     words = x.reshape(-1).view(_WORDS[x.element_size()])
     odds = _odds(x.device, CHUNK if x.is_cpu else 16 * CHUNK)

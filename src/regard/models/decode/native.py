@@ -24,7 +24,7 @@ from .compiled import compiled
 ROWS = 8
 
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
-_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+_SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "product": ([_P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _I, _I], _I),
     "checksum": ([_P, _L, _I], ctypes.c_uint64),
     "rms": ([_P, _P, _D, _P, _L, _L], None),
@@ -212,7 +212,7 @@ def reason() -> str | None:
     return None if library() is not None else _loaded()[1] or "it was turned off"
 
 
-def bound(path: str) -> Any:
+def bound(path: str) -> ctypes.CDLL:
     """The library in a file, with the types of its functions."""
     loaded = ctypes.CDLL(path)
     for name, (arguments, result) in _SIGNATURES.items():
@@ -222,7 +222,7 @@ def bound(path: str) -> Any:
 
 
 @cache
-def _loaded() -> tuple[Any, str | None]:
+def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     if os.environ.get("REGARD_NATIVE") == "0":
         return None, "REGARD_NATIVE=0 turns it off"
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from ...errors import CombinationError, SpecError
 from ...nn import Attention, Cache
 from ...position import Rope
 from ...state import State
-from ..base import CausalModel, Model, States, narrowed, per_layer
+from ..base import CausalModel, Model, States, cached_length, narrowed, per_layer
 from ..blocks import Block, FeedForward
 from . import native
 from .matvec import Float, Int8, Product
@@ -163,7 +163,7 @@ class Stack:
     ) -> tuple[Tensor, tuple[Cache, ...]]:
         (B, N), model = tokens.shape, self.model
         rule = narrowed(model.rule(), allow)
-        x = model.start(tokens, len(caches[0]), positions).reshape(B * N, -1)
+        x = model.start(tokens, cached_length(caches, len(self.layers)), positions).reshape(B * N, -1)
         grown: list[Cache] = []
         for layer, cache, state in zip(self.layers, caches, states, strict=True):
             x, cache = layer(x, B, cache, rule, state)
@@ -184,7 +184,7 @@ def prepare(model: Model, weights: Weights = "float32", *, fresh: bool = False) 
         # With the model itself, so that both go together.
         decoders = _Decoders()
         object.__setattr__(model, _DECODERS, decoders)
-    decoder = decoders.get(weights)
+    decoder = decoders.get(weights) if isinstance(weights, str) else None
     if decoder is None or fresh or decoder.model is not model or decoder.stale():
         decoder = decoders[weights] = Decoder(model, weights)
     return decoder
@@ -196,7 +196,7 @@ _DECODERS = "_regard_decoders"
 class _Decoders(dict[str, Decoder]):
     """A model's decoders; a copy of the model, or what is read back from its file, has none yet."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Decoders:
+    def __deepcopy__(self, memo: dict[int, object]) -> _Decoders:
         return _Decoders()
 
     def __reduce__(self) -> tuple[type[_Decoders], tuple[()]]:

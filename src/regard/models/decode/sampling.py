@@ -30,6 +30,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Texts that end a row; they are not part of the result."""
     stop_ids: tuple[int, ...] = ()
+    """Ids that end a row, beside the tokenizer's; a call with neither ends at the model's own `generation_info.eos_ids`."""
     seed: int = 0
     """Row i draws from seed + i, whoever else is in the batch."""
     logprobs: int | None = None
@@ -39,7 +40,7 @@ class Sampling:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("max_tokens", "top_k", "seed", "logprobs"):
-            self._check(_is_whole(getattr(self, name)) or self._is_left_out(name), name, "a whole number")
+            self._check(is_whole(getattr(self, name)) or self._is_left_out(name), name, "a whole number")
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             value = getattr(self, name)
             self._check(isinstance(value, Real) or self._is_left_out(name), name, "a number")
@@ -72,7 +73,8 @@ class Sampling:
             raise SpecError(f"{name}={getattr(self, name)!r}: it must be {fix}")
 
 
-def _is_whole(x: object) -> bool:
+def is_whole(x: object) -> bool:
+    """True for a whole number, of Python or numpy; a truth value is none."""
     return isinstance(x, Integral) and not isinstance(x, bool)
 
 

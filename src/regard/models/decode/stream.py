@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from .sampling import Sampling
 Ending = Literal["stop", "length", "interrupted"]
 
 
+@runtime_checkable
 class Speaks(Protocol):
     """What generation asks of a tokenizer."""
 
@@ -44,14 +45,17 @@ class Stream:
         sampling: Sampling,
         tokenizer: Speaks | None,
         on_token: Callable[[Token], object] | None,
+        eos_ids: tuple[int, ...] = (),
     ) -> None:
+        """`eos_ids` are the model's own, for whoever names neither a tokenizer nor ids that end a text."""
         self.row, self.prompt, self.sampling = row, prompt, sampling
         self.tokenizer, self.on_token = tokenizer, on_token
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.top: list[list[tuple[int, float]]] = []
         self.ending: Ending | None = None
-        self.stop_ids = {*sampling.stop_ids, *(() if tokenizer is None else tokenizer.eos_ids)}
+        named = (*sampling.stop_ids, *(() if tokenizer is None else tokenizer.eos_ids))
+        self.stop_ids = set(named if sampling.stop_ids or tokenizer is not None else eos_ids)
         # A continuation keeps the space between itself and the prompt, so it is read after it.
         self.written = None if tokenizer is None else Continuation(tokenizer.decode, prompt)
         self.ready, self.told = "", 0
@@ -81,13 +85,13 @@ class Stream:
         if self.sampling.logprobs is None:
             return None
         rates = torch.log_softmax(logits.float(), -1)
-        found = float(rates[token])
+        logprob = float(rates[token])
         if token not in self.stop_ids:
-            self.logprobs.append(found)
+            self.logprobs.append(logprob)
             if self.sampling.logprobs:
                 values, index = rates.topk(self.sampling.logprobs)
                 self.top.append([(int(i), float(v)) for i, v in zip(index, values, strict=True)])
-        return found
+        return logprob
 
     def _read(self) -> None:
         """Decode what is new, and look for a stop text in it."""
@@ -97,9 +101,9 @@ class Stream:
         start = max(0, len(self.written.stable) - max(map(len, self.sampling.stop), default=1) + 1)
         self.written.push(self.tokens[-1])
         self.ready = self.written.text
-        found = [at for at in (self.ready.find(x, start) for x in self.sampling.stop) if at >= 0]
-        if found:
-            self.ready = self.ready[: min(found)]
+        places = [at for at in (self.ready.find(x, start) for x in self.sampling.stop) if at >= 0]
+        if places:
+            self.ready = self.ready[: min(places)]
             self.ending = "stop"
 
     def _news(self) -> str:

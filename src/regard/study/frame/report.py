@@ -16,7 +16,7 @@ from ...errors import StateError
 from ...files import write_text
 from .figure import picture
 from .page import page
-from .results import Line, Results, records_of
+from .results import Line, Results, code_of, records_of
 from .study import Size, Study, studies
 from .verdict import KINDS, Check, Interval, Verdict, interval
 
@@ -52,6 +52,11 @@ class Judged:
         return (
             f"{len(self.lines)} seeds, size {self.size}, regard {first['version']}, torch {at['torch']}, {at['processor']}, "
             f"{seconds:,.0f} s of one thread; `{first['command']}`"
+            + (
+                ""
+                if all(line["code"] == code_of(self.study.name) for line in self.lines)
+                else "; the code that measures has changed since"
+            )
         )
 
 

