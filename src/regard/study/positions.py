@@ -10,12 +10,15 @@ difference on *the same bytes*: the loss when the model reads everything since b
 bytes only, counted from place 0 as in training. Zero: length costs nothing; below zero: the longer text is of use.
 
 Text that is predicted from its last few bytes cannot tell a model that extrapolates from one that never looks far. So there is a
-retrieval too, learnt by a model of one layer: a sequence holds one marked value (an embedding of "marked" added to that of the value) at
-any place between values that are not marked, and the last token asks for it. Content alone answers this; a position can only disturb it.
+retrieval too, learnt by a model of one layer: a sequence holds one marked value (its token is another than the plain
+value's) at any place between values that are not marked, and the last token asks for it. Content alone answers this; a position can only disturb it.
 
 Tried: places that begin at a size of 0.02 beside embeddings of 0.7 are hardly learnt in this budget, so that "learned" would be "none"
 under another name; both begin at 0.7. With eight values instead of four the model without positions retrieves 0.86 within the trained
 length after 250 steps, and says nothing about length.
+
+In this budget sinusoids, learned places and relative biases read text no better than no position (2.47 to 2.53 nats a byte against
+2.48; RoPE and ALiBi 2.27 and 2.26), so that what they lose with length is what a position loses that is hardly used yet.
 """
 
 from __future__ import annotations

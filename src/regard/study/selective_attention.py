@@ -9,6 +9,10 @@ most, at no loss. Here one-layer models learn variable assignment, an assignment
 A cache of C tokens: whenever a token comes that would be one too many, the token with the largest F so far is dropped from that layer for
 good. Its controls drop as many: the oldest, or any; the token itself and the first one always stay. The paper's extra loss term, which
 presses the masks to be stronger, is not used.
+
+Measured twice: with 250 steps of variable assignment instead of 400 one seed of five was right in 0.82 within the trained length, and
+at four times the length all were in 0.93 (0.82 to 1.03), which fails the check that 0.98 (0.96 to 0.99) passes now. Softmax, at 0.78 to 0.94
+within the trained length, has not finished learning; the text was the same in both.
 """
 
 from __future__ import annotations
@@ -109,7 +113,7 @@ def pruned(model: Llama, tokens: Tensor, size: int, dropping: Dropping, seed: in
 LENGTH = 128
 """Bytes of a piece of text; the second half is judged, where every cache is full."""
 WINDOW = 16
-STEPS = {"mini": (2, 1), "quick": (120, 40), "full": (250, 200)}
+STEPS = {"mini": (2, 1), "quick": (120, 40), "full": (400, 200)}
 """Of variable assignment and of text."""
 ROWS = {"mini": (8, 1), "quick": (32, 8), "full": (64, 16)}
 CACHES = {"assignment": (6, 8, 12, 16, 24, ASSIGNED + NAMES), "text": (8, 16, 32, 64, LENGTH)}
