@@ -15,6 +15,10 @@ x long in some directions and short in others.
 
 The algorithms are near each other where data are plenty, so a model is called gradient descent only if it is at least twice as near to it as
 to ridge.
+
+Tried: with the question among the keys, three layers of linear attention stayed at an error of 0.17 after 1,500 steps; without it they reach 0.05 in
+three of five seeds, less than three steps of descent can (0.12), and stop at 0.15 and 0.31 in the others, so that what is said of three layers is said of
+training as much as of attention.
 """
 
 from __future__ import annotations
@@ -47,6 +51,8 @@ ALGORITHMS = (*(f"gd {k}" for k in STEPS), "ridge", "least squares")
 ELSEWHERE = {"x longer": (1.5, 1.0, False), "w twice": (1.0, 2.0, False), "x unlike": (1.0, 1.0, True)}
 MODELS = ("linear 1", "linear 3", "softmax")
 NAMES = ("linear attention, 1 layer", "linear attention, 3 layers", "softmax transformer")
+BEYOND = 1e4
+"""Where the figure ends: what is farther stands on this line."""
 FITTED = {"mini": 512, "quick": 2048, "full": 8192}
 """Prompts that the step sizes are fitted to; on 512 the best single step varies between 0.61 and 0.71, and is 0.70."""
 TRAINED = {"mini": (12, 8, 8), "quick": (200, 250, 200), "full": (1000, 700, 1500)}
@@ -288,24 +294,27 @@ def judge(records: Sequence[Record]) -> Verdict:
 
 def draw(records: Sequence[Record], figure: Figure) -> None:
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, test, title in zip(
-        panels, ("as trained", "x longer"), ("prompts as in training", "x half as long again"), strict=True
-    ):
+    titles = {"as trained": "prompts as in training", "x longer": "x half as long again"}
+    for axes, (test, title) in zip(panels, titles.items(), strict=True):
         for n, model in enumerate(MODELS):
-            for kind in ("trained", "shuffled"):
+            for kind, fill in (("shuffled", "none"), ("trained", "full")):
                 seen = [interval(_of(records, model, kind, test, a)) for a in ALGORITHMS]
-                spread = [[max(0.0, i.mean - max(i.low, 0.3 * i.mean)) for i in seen], [i.high - i.mean for i in seen]]
-                at = [a + 0.12 * (n - 1) for a in range(len(ALGORITHMS))]
+                # On a logarithmic axis an interval that reaches 0 has no end; it is drawn down to a third of the mean.
+                spread = [[i.mean - max(i.low, i.mean / 3) for i in seen], [i.high - i.mean for i in seen]]
+                shown = [min(i.mean, BEYOND) for i in seen]
+                spread = [[0.0 if i.mean > BEYOND else d for i, d in zip(seen, side, strict=True)] for side in spread]
                 axes.errorbar(
-                    at, [i.mean for i in seen], spread, color=COLOURS[n], marker=MARKERS[n], capsize=2, lw=1.4 if kind == "trained" else 0,
-                    elinewidth=1, fillstyle="full" if kind == "trained" else "none", alpha=1 if kind == "trained" else 0.6,
-                    label=f"{NAMES[n]}" + ("" if kind == "trained" else ", shuffled labels"),
+                    [a + 0.16 * (n - 1) for a in range(len(ALGORITHMS))], shown, spread, ls="none", color=COLOURS[n], marker=MARKERS[n],
+                    capsize=2, elinewidth=1, fillstyle=fill, label=NAMES[n] if kind == "trained" else None,
                 )  # fmt: skip
+        axes.axhline(BEYOND, color="#999999", lw=0.8, ls=":")
         axes.set_yscale("log")
         axes.set_xticks(range(len(ALGORITHMS)), ["1 step", "3 steps", "10 steps", "ridge", "least\nsquares"])
-        axes.set(title=title, xlabel="compared with", ylim=(3e-4, 1e5))
+        axes.set(title=title, xlabel="compared with", ylim=(2e-4, 1.5 * BEYOND))
     panels[0].set_ylabel("squared distance of predictions\n(in variances of the answer)")
-    panels[0].legend(ncols=2, fontsize=7, loc="upper left")
+    panels[0].legend(
+        loc="upper left", title="filled: trained, open: shuffled labels", title_fontsize=8, bbox_to_anchor=(0, 0.95)
+    )
 
 
 def planted(kind: Plant, seed: int) -> Record:
@@ -342,7 +351,7 @@ STUDY = Study(
         "untrained models",
         "models trained on prompts whose labels belong to other prompts",
     ),
-    caption="How far each trained model's predictions are from each algorithm's, with 95% intervals (open marks: trained on shuffled labels). One "
+    caption="How far each trained model's predictions are from each algorithm's, with 95% intervals; what is farther than 10⁴ stands on the dotted line. One "
     "layer of linear attention is one step of descent, here and on longer x. Where x is longer, steps at a fixed rate diverge, and the softmax "
     "transformer does not follow them.",
     run=run,
