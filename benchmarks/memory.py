@@ -47,6 +47,7 @@ SUBJECTS = (
     Subject("topk(8)"),
     Subject("hard"),
     Subject("pointer", heads=2, values=False),
+    Subject("linear(map=elu)"),
     Subject("monotonic", heads=2, length=1024),
     Subject("hopfield(steps=3)"),
     Subject("energy", values=False),
