@@ -6,6 +6,9 @@
 Shazeer 2020 found these gated ones better by about 0.04 nats in T5 of 220 million parameters at equal parameters and compute. Here LLaMA-like models of width 32 and depth 2
 read TinyShakespeare as bytes. Models of one seed start from the same attention and embeddings and read the same text in the same order, so that differences are taken pair by
 pair; each kind is given the better of two learning rates. The control is a second GELU model with another start: what it gains or loses is noise.
+
+Tried: 144 steps and five seeds gave SwiGLU 0.007 (−0.030 to 0.044) nats over ReLU, too wide to say anything; hence 240 steps and eight seeds. An effect of the published size would be seen now;
+a smaller one would not.
 """
 
 from __future__ import annotations
