@@ -15,7 +15,7 @@ import regard.study
 from regard.cli.app import app
 from regard.errors import ShapeError, SpecError, StateError
 from regard.study.frame.report import failed_statements, fill, judged_studies, report
-from regard.study.frame.results import Results, code_of
+from regard.study.frame.results import Results, code_of, command
 from regard.study.frame.run import Failure, missing, run
 from regard.study.frame.study import studies, study
 from regard.study.frame.verdict import Check, interval, judged
@@ -132,6 +132,15 @@ def test_what_is_measured_is_not_measured_again(made: Path, tmp_path: Path):
     assert list(run([study("made_up")], "full", results)) == []
     line = results.lines(study("made_up"), "full")[0]
     assert {"seed", "version", "command", "machine", "seconds", "code"} <= line.keys()
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [("bin/regard", "regard study run x"), ("src/regard/cli/main.py", "regard study run x"), ("bin/pytest", "regard.study")],
+)
+def test_a_command_is_what_was_typed_without_its_folder(first: str, said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", [first, "study", "run", "x"])
+    assert command() == said
 
 
 def test_a_line_that_was_cut_off_is_measured_again_and_nothing_else(made: Path, tmp_path: Path):

@@ -132,4 +132,6 @@ def _processor() -> str:
 
 def command() -> str:
     """The command as it was typed, without the folder that the program stands in."""
-    return " ".join(["regard", *sys.argv[1:]]) if sys.argv and "regard" in Path(sys.argv[0]).name else "regard.study"
+    # The console script, or `python -m regard.cli.main`.
+    typed = bool(sys.argv) and ("regard" in Path(sys.argv[0]).name or Path(sys.argv[0]).parts[-3:-1] == ("regard", "cli"))
+    return " ".join(["regard", *sys.argv[1:]]) if typed else "regard.study"
