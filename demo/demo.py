@@ -13,7 +13,7 @@ import torch
 from demo import map as two_axis
 from demo import speak, speed, two, two_page
 from demo.figures import draw_eight, draw_landscape, draw_map
-from demo.map import Place, one_thread
+from demo.map import Place
 from demo.page import Code, Link, Picture, Section, Table, render
 from demo.scene import EIGHT, Scene, look, scene
 from demo.screen import Screen
@@ -23,6 +23,7 @@ from demo.two_figures import draw_controls, draw_selves, draw_spectra
 from regard import __version__
 from regard.attention.allow import Causal
 from regard.attention.operator import explain
+from regard.study.frame.run import one_thread
 
 LEAD = (
     "regard is one attention operator over two axes: a geometry says how near a query and a key are, a selection turns a row "

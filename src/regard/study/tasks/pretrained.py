@@ -6,17 +6,16 @@ from dataclasses import replace
 from functools import cache
 
 from ...errors import CheckpointError
-from ...models import downloads
 from ...models.llama import Llama
 from ...models.tokenizer import Tokenizer
+from .packaged import fetched, opened
 
 
 @cache
 def smollm2(depth: int | None = None) -> tuple[Llama, Tokenizer]:
     """SmolLM2-135M-Instruct, from the package that carries it; with `depth`, its first layers alone."""
-    if not downloads.present("smollm2"):
-        downloads.get("smollm2")
-    model, tokenizer = downloads.open_model("smollm2")
+    # A model of its own where layers are taken away, the shared one otherwise.
+    model, tokenizer = opened("smollm2") if depth is None else fetched("smollm2")
     if not isinstance(model, Llama):
         raise CheckpointError(f"smollm2 is a {type(model).__name__} here; a Llama is expected")
     if depth is not None:
