@@ -166,6 +166,33 @@ def test_repetition_penalty_turns_the_model_away_from_what_was_said():
     assert len(set(shy)) > len(set(plain))
 
 
+def test_repetition_penalty_leaves_the_token_that_ends_a_row_as_likely_as_it_was():
+    from regard.models.decode.sampling import Drawer
+
+    logits = torch.tensor([[2.0, 1.9, 1.0], [2.0, 1.9, 1.0]])
+    prompts, s = [[0, 1], [0, 1]], Sampling(repetition_penalty=1.5)
+    assert Drawer(s, prompts, 3, [0, 1], stop_ids={0})(logits).tolist() == [0, 0]
+    assert Drawer(s, prompts, 3, [0, 1])(torch.tensor([[2.0, 1.9, 1.4], [2.0, 1.9, 1.0]])).tolist() == [2, 0]
+    model = llama()
+    free = generate(model, PROMPT, Sampling(max_tokens=30)).tokens[0]
+    at = next(i for i, t in enumerate(free) if t in [*PROMPT, *free[:i]])
+    prompt, shy = [*PROMPT, *free[:at]], Sampling(max_tokens=1, repetition_penalty=50.0)
+    assert generate(model, prompt, shy).tokens != [[free[at]]], "it was said before, and is not said again"
+    assert generate(model, prompt, dataclasses.replace(shy, stop_ids=(free[at],))).finish == ["stop"]
+
+
+def test_what_is_penalised_may_be_said_instead_of_taken_from_the_prompt():
+    from regard.models.decode.sampling import Drawer
+
+    logits = torch.tensor([[2.0, 1.9, 1.0]])
+    for penalised, first in ((None, 1), ((), 0), ((0, 99), 1), ((1,), 0)):
+        s = Sampling(repetition_penalty=1.5, penalised=penalised)
+        assert Drawer(s, [[0]], 3, [0])(logits).tolist() == [first], penalised
+    for wrong in ("ab", (1.5,), 3):
+        with pytest.raises(SpecError, match=r"penalised=.* a tuple of token ids"):
+            Sampling(penalised=wrong)  # pyright: ignore
+
+
 def test_stop_text_ends_the_row_and_is_not_part_of_it():
     model, letters = llama(), Letters()
     said = letters.decode(generate(model, PROMPT, Sampling(max_tokens=12), tokenizer=letters).tokens[0])

@@ -267,12 +267,14 @@ class Behind(Allow):
 
 @dataclass(frozen=True)
 class Alone(Allow):
-    """The query right after the first `lead` keys does not meet those."""
+    """The `first` queries right after the first `lead` keys do not meet those; as many for all rows, or a number for each."""
 
     lead: int
+    first: int | tuple[int, ...] = 1
 
     def tile(self, t: Tile) -> Tensor:
-        return ((t.q_at() != self.lead) | (t.k_at() >= self.lead))[None, None]
+        first = torch.tensor(self.first, device=t.device).view(-1, 1, 1, 1)
+        return (t.q_at() >= self.lead + first) | (t.k_at() >= self.lead)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -17,6 +18,7 @@ from ..attention.allow import Allow, Causal
 from ..attention.inspect import Attended
 from ..errors import CheckpointError, CombinationError, ShapeError, StateError
 from ..nn import Attention, Cache
+from ..scope import Scope
 from ..state import State
 from .blocks import Block, BlockContext
 from .generation_info import GenerationInfo
@@ -139,6 +141,10 @@ class Model(nn.Module, ABC):
         return made.train(self.training)
 
 
+HEARS: Scope[Callable[[Tensor, Sequence[Cache] | None], AbstractContextManager[object]]] = Scope("hears")
+"""What a forward of a model runs in: whoever lives there hears the tokens before they are read."""
+
+
 class CausalModel(Model):
     """A model that reads from left to right: `start`, blocks under a `rule`, a last norm, `readout`.
 
@@ -179,11 +185,13 @@ class CausalModel(Model):
         positions: Tensor | None = None,
     ) -> Output:
         """`positions` (B, N) or (N) places the tokens where places are absolute; left-padded batches need it there."""
-        x = self.start(tokens, cached_length(caches, len(self.blocks)), positions)
-        x = F.dropout(x, self.start_dropout, self.training)
-        way = walk(self.blocks, x, narrowed(self.rule(), allow), caches, states, look)
-        last = self.norm(way.x)
-        return way.output(self.readout(last), last)
+        hears = HEARS.get(self)
+        with nullcontext() if hears is None else hears(tokens, caches):
+            x = self.start(tokens, cached_length(caches, len(self.blocks)), positions)
+            x = F.dropout(x, self.start_dropout, self.training)
+            way = walk(self.blocks, x, narrowed(self.rule(), allow), caches, states, look)
+            last = self.norm(way.x)
+            return way.output(self.readout(last), last)
 
     def plain_blocks(self) -> list[Block] | None:
         """Its blocks where all of them are plain, else None: products of plain ones may be laid out anew, and an identity may

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ..errors import CheckpointError, needs_extra
 from ..files import DRAFT, home, sweep
@@ -182,6 +183,10 @@ def convert(
     return folder
 
 
+TOKENIZERS: WeakKeyDictionary[Model, Tokenizer] = WeakKeyDictionary()
+"""Of every model that was opened here and is still in use."""
+
+
 def open_model(
     source: str | Path,
     progress: Progress = lambda what, share: None,
@@ -195,7 +200,8 @@ def open_model(
 
     path = resolve(source, progress)
     model = load(path, progress=lambda share: progress(f"loading {source}", share), **changes).eval()
-    return model, load_tokenizer(path) if tokenizer is None else _other(tokenizer, model)
+    TOKENIZERS[model] = load_tokenizer(path) if tokenizer is None else _other(tokenizer, model)
+    return model, TOKENIZERS[model]
 
 
 def _other(source: str | Path, model: Model) -> Tokenizer:

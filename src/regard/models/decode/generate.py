@@ -147,7 +147,7 @@ class _Call:
                 f"stop={sampling.stop} is text, and without a tokenizer there is none: pass tokenizer=, or stop_ids="
             )
         self.model, self.sampling, self.tokenizer = model, sampling, tokenizer
-        self.prompts = _rows(prompt, tokenizer, model)
+        self.prompts = prompt_rows(prompt, tokenizer, model)
         _expect_room(model, max(len(p) for p in self.prompts), sampling.max_tokens)
         self.overrides: Overrides = overrides_in(model) if overrides is None else overrides
         eos_ids = model.generation_info.eos_ids
@@ -228,7 +228,7 @@ def _run(
     pads = torch.tensor([longest - n for n in lengths], device=device)
     padded = longest > min(lengths)
     caches = static_caches(decoder.depth, longest + s.max_tokens)
-    draw = Drawer(s, prompts, decoder.model.config.vocabulary, [x.row for x in streams])
+    draw = Drawer(s, prompts, decoder.model.config.vocabulary, [x.row for x in streams], streams[0].stop_ids)
     start, chunk, left = 0, tokens[:, :prefill], s.max_tokens
     while True:
         stop = start + chunk.shape[1]
@@ -277,7 +277,7 @@ def logits_of(model: Model, tokens: Sequence[int], *, weights: Weights = "float3
         return decoder(torch.tensor([ids], device=device), caches, states=states, every=True)[0][0].float()
 
 
-def _rows(prompt: Prompt, tokenizer: Speaks | None, model: Model) -> list[list[int]]:
+def prompt_rows(prompt: Prompt, tokenizer: Speaks | None, model: Model) -> list[list[int]]:
     """Token ids, whatever form they came in, checked."""
     vocabulary: int = model.config.vocabulary
     rows: list[list[int]] = []
@@ -308,7 +308,7 @@ def _rows(prompt: Prompt, tokenizer: Speaks | None, model: Model) -> list[list[i
 def _row(tokens: Sequence[int], model: Model) -> list[int]:
     """Token ids of one text."""
     expect_decoder(model)
-    rows = _rows(tokens, None, model)
+    rows = prompt_rows(tokens, None, model)
     if len(rows) > 1:
         raise ShapeError(f"there are {len(rows)} texts; give one at a time")
     return rows[0]

@@ -26,7 +26,7 @@ class Sampling:
     min_p: float | None = None
     """Keep tokens at least this many times as likely as the most likely one."""
     repetition_penalty: float = 1.0
-    """Above 1: logits of tokens that were seen already shrink by this factor (Keskar et al. 2019)."""
+    """Above 1: logits of tokens that were seen already shrink by this factor (Keskar et al. 2019); never of those that end a row."""
     stop: tuple[str, ...] = ()
     """Texts that end a row; they are not part of the result."""
     stop_ids: tuple[int, ...] = ()
@@ -35,6 +35,8 @@ class Sampling:
     """Row i draws from seed + i, whoever else is in the batch."""
     logprobs: int | None = None
     """None: no log-probabilities. n: those of the chosen tokens and of the n most likely ones beside them."""
+    penalised: tuple[int, ...] | None = None
+    """Ids that `repetition_penalty` takes for seen before the first token is drawn. None: all of the prompt's."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -44,11 +46,15 @@ class Sampling:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             value = getattr(self, name)
             self._check(isinstance(value, Real) or self._is_left_out(name), name, "a number")
-        for name, kind, what in (("stop", str, "texts"), ("stop_ids", Integral, "token ids")):
+        for name, kind, what in (
+            ("stop", str, "texts"),
+            ("stop_ids", Integral, "token ids"),
+            ("penalised", Integral, "token ids"),
+        ):
             value = getattr(self, name)
             # A set of ids is as good as a tuple of them.
             listed = isinstance(value, Collection) and all(isinstance(x, kind) for x in cast(Collection[object], value))
-            self._check(listed, name, f"a tuple of {what}")
+            self._check(listed or self._is_left_out(name), name, f"a tuple of {what}")
         self._check(-(1 << 63) <= self.seed < 1 << 63, "seed", "a number of 64 bits")
         self._check(self.max_tokens >= 1, "max_tokens", "at least 1")
         self._check(0 <= self.temperature < float("inf"), "temperature", "0 (greedy) or above; 0.7 is a common choice")
@@ -81,14 +87,19 @@ def is_whole(x: object) -> bool:
 class Drawer:
     """Draws for every row of a batch, each with a generator of its own."""
 
-    def __init__(self, sampling: Sampling, prompts: list[list[int]], vocabulary: int, rows: list[int]) -> None:
+    def __init__(
+        self, sampling: Sampling, prompts: list[list[int]], vocabulary: int, rows: list[int], stop_ids: Collection[int] = ()
+    ) -> None:
         self.sampling = sampling
         self.generators = [torch.Generator().manual_seed(sampling.seed + r) for r in rows]
         self.seen: Tensor | None = None
         if sampling.repetition_penalty != 1:
             self.seen = torch.zeros(len(prompts), vocabulary, dtype=torch.bool)
             for i, prompt in enumerate(prompts):
-                self.seen[i, torch.tensor(prompt, dtype=torch.long)] = True
+                before = prompt if sampling.penalised is None else sampling.penalised
+                self.seen[i, [t for t in before if 0 <= t < vocabulary]] = True
+            # A chat's markup ends every message with the token that ends an answer: punished for it, an answer would run on.
+            self.seen[:, [i for i in stop_ids if 0 <= i < vocabulary]] = False
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Tokens (B) from logits (B, V)."""
