@@ -74,9 +74,9 @@ def test_what_is_no_plain_file_is_refused(tmp_path, what, monkeypatch):
 def test_numbers_of_another_shape_type_or_that_are_not_finite_are_refused(tmp_path, numbers):
     path = tmp_path / "x.safetensors"
     changes = [
-        ({"scorer.out": None}, "lacks or adds scorer.out"),
+        ({"slots.value": None}, "lacks or adds slots.value"),
         ({"more": torch.zeros(1)}, "lacks or adds more"),
-        ({"scorer.out": torch.zeros(3)}, r"scorer\.out is \(3,\)"),
+        ({"slots.value": torch.zeros(3)}, r"slots\.value is \(3,\)"),
         ({"slots.gate": numbers["slots.gate"].double()}, "float64"),
         ({"self.key": numbers["self.key"] * float("nan")}, "finite"),
         ({"mean.k": torch.zeros(2, 2)}, r"mean\.k is \(2, 2\)"),

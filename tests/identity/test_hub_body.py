@@ -360,7 +360,7 @@ def plainly(read: LayerRead, q: Tensor, k: Tensor, v: Tensor, body: HubBody, lay
         S = read.left[0, g].double().T @ torch.diag(read.signs[0].double()) @ read.left[0, g].double()
         for i in range(N):
             scores = []
-            seen = range(m if i == 0 and read.alone else 0, m + i + 1)
+            seen = range(m if i == 0 else 0, m + i + 1)
             for j in seen:
                 a, b = F.normalize(q[h, i].double(), dim=0), F.normalize(keys[j], dim=0)
                 score = turned_q[i] @ turned_k[j] * read.scale + 2 * a @ S @ b - b @ S @ b + keys[j] @ read.bias[0, g].double()

@@ -44,8 +44,9 @@ def copy(saved: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("form", ["key_bias", "self_token", None])
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("slots", [0, 5])
-def test_what_is_saved_comes_back_bit_for_bit(tmp_path: Path, form: Any, rank: int, slots: int):
-    me = someone(BASE, form=form, rank=rank, slots=slots)
+@pytest.mark.parametrize("episodes", [0, 3])
+def test_what_is_saved_comes_back_bit_for_bit(tmp_path: Path, form: Any, rank: int, slots: int, episodes: int):
+    me = someone(BASE, form=form, rank=rank, slots=slots, episodes=episodes)
     me.save(tmp_path / "me")
     again = Identity.load(tmp_path / "me")
     assert again.digest() == me.digest()
@@ -54,7 +55,8 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path: Path, form: Any, rank: i
         assert torch.equal(x, again.tensors()[name])
         assert x.dtype == again.tensors()[name].dtype
     assert again.config() == me.config()
-    assert again.empty == (form is None and not rank and not slots)
+    assert again.silent == (form is None and not rank and not slots)
+    assert again.empty == (again.silent and not episodes)
 
 
 def test_a_folder_is_two_files_that_others_can_read(saved: Path):
@@ -222,7 +224,7 @@ SAME = {
     ("base", "name"): ["", "text"], ("base", "licence"): ["", "text"], ("base", "family"): ["", "text"],
     ("base", "fingerprint"): ["", "text"], ("parent",): [None, "", "text"], ("life", "shock_mean"): [True, -1, 0, 1.5, 10**30],
     ("life", "shock_spread"): [True, -1, 0, 1.5, 10**30], ("life", "experiences"): [0], ("life", "tokens"): [0],
-    ("life", "sleeps"): [0], ("life", "self_norms"): ["", [], [1], {}], ("life",): ["", {}, []], ("schema",): [True],
+    ("life", "sleeps"): [0], ("life", "self_norms"): ["", [], [1], {}], ("life",): ["", {}, []], ("schema",): [1, 2],
     ("sources",): [["x"]],
 }  # fmt: skip
 """Values that mean something, or do no harm."""
@@ -261,8 +263,8 @@ def test_a_setting_that_is_missing_is_refused(copy: Path, name: str):
 
 
 def test_another_schema_is_named(copy: Path):
-    (copy / CONFIG).write_text(json.dumps({**MARA.config(), "schema": 2}))
-    with pytest.raises(CheckpointError, match="schema 2"):
+    (copy / CONFIG).write_text(json.dumps({**MARA.config(), "schema": 3}))
+    with pytest.raises(CheckpointError, match="schema 3"):
         Identity.load(copy)
 
 

@@ -17,7 +17,7 @@ from regard.errors import RegardError, ShapeError, StateError
 from regard.identity.body import body_of
 from regard.identity.experience import LONGEST, chat_tokens, observe
 from regard.identity.read.body import fingerprint
-from regard.identity.shock import WINDOW, Norm, checked_affect, entropy, estimated_affect, surprisal
+from regard.identity.shock import WINDOW, Norm, checked_affect, entropy, estimated_affect, rarity, surprisal
 
 
 def test_surprisal_is_the_cross_entropy_of_each_token():
@@ -196,6 +196,19 @@ def test_what_was_said_is_told_apart_from_markup():
     assert e.content.tolist() == said
     assert not e.shock[~e.content].any()
     assert e.shock[e.content].min() > 0
+
+
+def test_rarity_is_the_mean_probability_of_a_token_over_all_places_where_something_is_said():
+    torch.manual_seed(0)
+    scores, tokens = torch.randn(6, 9), torch.tensor([3, 1, 4, 1, 5, 2])
+    said = torch.tensor([False, False, True, True, False, True])
+    places = [scores[i - 1].softmax(-1) for i in range(6) if said[i]]
+    plain = [-math.log(sum(float(p[t]) for p in places) / len(places)) for t in tokens.tolist()]
+    assert rarity(scores, tokens, said).tolist() == pytest.approx(plain, rel=1e-5)
+    assert not rarity(scores, tokens, torch.zeros(6, dtype=torch.bool)).any()
+    e = observe(speaking(), says("I am Mara.", "Hello!"), letters())
+    assert bool((e.rarity[e.content] <= e.shock[e.content] + math.log(int(e.content.sum())) + 1e-4).all())
+    assert not e.rarity[~e.content].any()
 
 
 def test_words_that_occur_in_the_markup_too_are_found_in_their_place():

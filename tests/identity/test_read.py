@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.attention.allow import Causal, Window
 from regard.errors import CombinationError, ShapeError
 from regard.identity.body import base_of, body_of
-from regard.identity.read.layer import LayerRead, layer_reads
+from regard.identity.read.layer import LayerRead, Place, layer_reads
 from regard.identity.speaking import living
 from regard.identity.state import SelfState
 from regard.models import LlamaConfig
@@ -73,7 +73,7 @@ def plainly(r: LayerRead, attention: Attention, q: Tensor, k: Tensor, v: Tensor,
                 scores, values = [], []
                 for kj, vj, at, weight in [*slots, *keys]:
                     unit_q, unit_k = (x / x.norm() for x in (q[b, h, i], kj))
-                    if at > i or (at < 0 and i == 0 and r.alone):
+                    if at > i or (at < 0 and i == 0 and r.places is None):
                         continue
                     if at >= 0 and window is not None and i - at >= window:
                         continue
@@ -97,7 +97,7 @@ def plainly(r: LayerRead, attention: Attention, q: Tensor, k: Tensor, v: Tensor,
 @pytest.mark.parametrize("name", READS)
 def test_wide_heads_give_what_the_formula_gives(name: str, alone: bool, beta: float | None, position: str):
     attention = layer(position)
-    r = LayerRead(SCALE, **{n: PARTS[n] for n in READS[name]}, alone=alone, beta=beta)
+    r = LayerRead(SCALE, **{n: PARTS[n] for n in READS[name]}, places=None if alone else (Place(0),), beta=beta)
     q, k, v = heads()
     found, cache = r.meet(attention, q, k, v, Cache(), Causal())
     assert apart(found, plainly(r, attention, q, k, v)) < 1e-9
@@ -208,7 +208,7 @@ def test_all_tokens_of_a_history_as_slots_are_the_history_in_context():
     past, text = [7, 3, 30, 21, 9, 14, 2, 33], [5, 9, 11, 3, 8]
     with torch.no_grad():
         _, kept = body.watched(torch.tensor(past))
-        reads = [LayerRead(s, h.k[None], h.v[None], alone=False) for s, h in zip(body.scales, kept, strict=True)]
+        reads = [LayerRead(s, h.k[None], h.v[None], places=(Place(0),)) for s, h in zip(body.scales, kept, strict=True)]
         with body.read(reads):
             found = body.logits(torch.tensor([text]))[0]
     whole = logits(model, [*past, *text])[0, len(past) :]

@@ -18,8 +18,10 @@ from regard.identity.experience import Experience, observe
 from regard.identity.packed import LARGEST, LIMIT, Packed
 from regard.identity.sleep.free_energy import chosen_by_free_energy
 from regard.identity.speaking import living
+from regard.identity.speech import ASSISTANT, USER
 from regard.identity.state import Identity, SelfState
-from regard.identity.write.imprints import KEEPERS, best_imprints, evict, worth_of
+from regard.identity.write.imprints import KEEPERS, best_imprints, displaced, evict, present_in, worth_of
+from regard.identity.write.keepers import LISTENER, QUESTION, TELLING, told_words
 from regard.identity.write.rule import Rule, imprint
 from regard.identity.write.self_state import LinearUpdate, MLPUpdate, SelfRule, fresh, moved, pooled
 from regard.identity.write.trace import TraceRule, compressed, cosine, dense, spectrum, written
@@ -100,6 +102,62 @@ def test_keepers_are_what_they_say(e: Experience):
     assert torch.allclose(worth_of(e, "value_norm")[content], lengths[content])
 
 
+def test_keepers_of_others_are_their_formulas_token_by_token(e: Experience):
+    """Every one of them again in plain loops over layers, heads and tokens."""
+    body, N, (L, H, G) = e.body, len(e), (e.base.depth, e.q.shape[1], e.k.shape[1])
+    turned_q, turned_k = (torch.stack([body.turned(i, x[i]) for i in range(L)]) for x in (e.q, e.k))
+    key_diff, expected, mass, moved = (torch.zeros(N) for _ in range(4))
+    for layer in range(L):
+        out = body.out_weight(layer)
+        for head in range(H):
+            g = head * G // H
+            k, v, raw, q = turned_k[layer, g], e.v[layer, g], e.k[layer, g], turned_q[layer, head]
+            anchor = torch.stack([x / x.norm() for x in k]).mean(0)
+            if head % (H // G) == 0:
+                key_diff -= torch.stack([x @ anchor / (x.norm() * anchor.norm()) for x in k])
+            mean = q.mean(0)
+            spread = sum(torch.outer(x - mean, x - mean) for x in q) / N
+            scale = body.scales[layer]
+            z = torch.stack([torch.exp(scale * (x @ mean) + scale**2 * (x @ spread @ x) / 2) for x in raw])
+            expected += z / z.sum() * v.norm(dim=-1)
+            columns = out[:, head * q.shape[1] : (head + 1) * q.shape[1]]
+            for j in range(N):
+                received = sum(float((scale * k[: i + 1] @ q[i]).softmax(0)[j]) for i in range(j, N))
+                mass[j] += received
+                moved[j] += received * float((columns @ v[j]).detach().abs().sum())
+    content = e.content.nonzero().flatten()
+    assert torch.allclose(worth_of(e, "keydiff")[content], key_diff[content], atol=1e-4)
+    assert torch.allclose(worth_of(e, "expected")[content], expected[content], atol=1e-4)
+    for budget in (2, 6, 11, 20):
+        by_mass = content[mass[content].argsort(descending=True)].tolist()
+        half = set[int]()
+        for step in range(budget):
+            order = by_mass if step % 2 == 0 else content[moved[content].argsort(descending=True)].tolist()
+            half.add(next(i for i in order if i not in half))
+        assert set(worth_of(e, "criticalkv").topk(budget).indices.tolist()) == half
+        assert set(by_mass[: (budget + 1) // 2]) <= half
+
+
+def test_kvzip_is_the_most_attention_while_the_text_is_repeated_whoever_lives_in_the_model(model: Model, e: Experience):
+    N, G = len(e), e.k.shape[1]
+    again = observe(model, torch.cat([e.tokens, e.tokens]))
+    plain = torch.zeros(N)
+    for layer in range(e.base.depth):
+        for g in range(G):
+            heads = range(g * again.q.shape[1] // G, (g + 1) * again.q.shape[1] // G)
+            k = e.body.turned(layer, again.k[layer])[g]
+            best = torch.zeros(N)
+            for head in heads:
+                q = e.body.turned(layer, again.q[layer])[head]
+                for i in range(N, 2 * N):
+                    best = torch.maximum(best, (e.body.scales[layer] * k[: i + 1] @ q[i]).softmax(0)[:N])
+            plain += best
+    assert torch.allclose(worth_of(e, "kvzip")[e.content], plain[e.content], atol=1e-4)
+    with living(model, imprint(nobody(model), e, Rule(keep="shock", share=1.0))):
+        assert torch.equal(worth_of(e, "kvzip"), worth_of(e, "kvzip"))
+        assert torch.allclose(worth_of(e, "kvzip")[e.content], plain[e.content], atol=1e-4)
+
+
 @pytest.mark.parametrize("keep", ["diversity", "coverage"])
 def test_the_next_to_be_kept_is_the_farthest_from_what_is_kept_and_shock_stretches_distances(e: Experience, keep: str):
     content = e.content.nonzero().flatten()
@@ -113,6 +171,66 @@ def test_the_next_to_be_kept_is_the_farthest_from_what_is_kept_and_shock_stretch
         far = torch.stack([(keys - keys[j]).norm(dim=-1) for j in order[:n]]).amin(0).log() + stretch
         far[order[:n]] = -math.inf
         assert float(worth[order[n]]) == pytest.approx(float(far.max()), abs=1e-3)
+
+
+def test_a_word_is_worth_as_much_as_its_rarest_token_and_the_listener_and_questions_less(model: Model):
+    text = "My cat is Mochi. Is it late?"
+    chat = says(text, "My dog is Tom. Are you well?")
+    e = observe(model, chat, letters(), source="monday")
+    telling, speech = told_words(e), e.speech
+    for word in range(int(speech.word.max()) + 1):
+        assert len(set(telling[speech.word == word].tolist())) == 1
+    own, asked = (telling[(speech.role == USER) & (speech.sentence == n) & speech.letters].max() for n in (0, 1))
+    rarest = e.rarity[(speech.sentence == 0) & speech.letters].max()
+    spread = torch.stack([e.rarity[speech.word == w].max() for w in speech.word[e.content].tolist()]).std(correction=0)
+    assert float(own) == pytest.approx(TELLING * float(rarest / spread), rel=1e-4)
+    rarest = e.rarity[(speech.sentence == 1) & speech.letters].max()
+    assert float(asked) == pytest.approx(TELLING * float(rarest / spread) - QUESTION, rel=1e-3, abs=1e-4)
+    listener = telling[(speech.role == ASSISTANT) & (speech.sentence == 2) & speech.letters].max()
+    rarest = e.rarity[(speech.sentence == 2) & speech.letters].max()
+    assert float(listener) == pytest.approx(TELLING * float(rarest / spread) - LISTENER, rel=1e-3, abs=1e-4)
+
+
+def test_the_tokens_of_a_word_are_kept_together_in_their_order(e: Experience):
+    worth, word = worth_of(e, "words"), e.speech.word
+    order = worth.argsort(descending=True, stable=True)[: int(e.content.sum())]
+    words = [int(word[i]) for i in order]
+    runs = [w for n, w in enumerate(words) if n == 0 or words[n - 1] != w]
+    assert len(runs) == len(set(runs)) == int(word.max()) + 1
+    for w in runs:
+        places = [int(i) for i in order if int(word[i]) == w]
+        assert places == sorted(places)
+
+
+def test_what_an_identity_keeps_already_is_worth_less_than_what_it_does_not(model: Model):
+    tuesday = observe(model, LATER, letters(), source="tuesday")
+    fresh = worth_of(tuesday, "coverage")
+    known = imprint(nobody(model), tuesday, Rule(keep="coverage", share=1.0)).imprints
+    again = worth_of(tuesday, "coverage", 0, present_in(known, None))
+    said = tuesday.content
+    assert bool((again[said] < fresh[said] - 1).all())
+    stranger = replace(known, token=torch.full_like(known.token, -1))
+    assert torch.equal(worth_of(tuesday, "coverage", 0, present_in(stranger, None)), fresh)
+
+
+def test_what_is_near_another_token_loses_worth_and_what_is_said_again_does_not(e: Experience):
+    old = best_imprints(e, worth_of(e, "coverage"), 8, born=0, source=0)
+    corrected, repeated = old.pick(torch.tensor([3])), old.pick(torch.tensor([5]))
+    corrected = replace(corrected, token=corrected.token + 1)
+    after = displaced(old, corrected.joined(repeated), None).worth - old.worth
+    assert float(after[3]) < -1
+    assert not after[[0, 1, 2, 4, 5, 6, 7]].any()
+    assert (
+        evict(displaced(old, corrected, None), 7).token.tolist() == old.pick(torch.tensor([0, 1, 2, 4, 5, 6, 7])).token.tolist()
+    )
+    nothing = old.pick(torch.zeros(0, dtype=torch.long))
+    assert displaced(old, nothing, None) is old
+
+
+def test_rules_that_name_the_retired_keeper_are_read_as_the_default():
+    assert Rule.from_json({**Rule(share=0.25).to_json(), "keep": "learned"}) == Rule(share=0.25)
+    with pytest.raises(SpecError, match="learned"):
+        Rule(keep="learned")
 
 
 def test_an_unknown_keeper_is_named_with_those_that_are_known(e: Experience):
@@ -191,7 +309,7 @@ def test_positions_of_a_later_conversation_come_after_all_earlier_ones(model: Mo
 
 
 def test_a_life_counts_what_it_went_through(model: Model, e: Experience):
-    found = imprint(nobody(model), e, Rule(keep=None))
+    found = imprint(nobody(model), e, Rule(keep=None, episodes=False))
     said = e.shock[e.content].double()
     assert found.life.experiences == 1
     assert found.life.shock_mean == pytest.approx(float(said.mean()), rel=1e-5)

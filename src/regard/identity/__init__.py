@@ -23,14 +23,16 @@ with needs_extra("identity"):
 if TYPE_CHECKING:
     from .body import base_of
     from .energies import ImprintEnergy, imprint_energy
+    from .episodes import Episode
     from .experience import Experience, observe
     from .hf.inject import Injected, inject
     from .person import Person
+    from .read.recall import recall
     from .sleep.acting import ActingRule, chosen_by_expected_surprise, expected_surprise
     from .sleep.consolidate import Slept, consolidate
     from .sleep.rule import SleepRule
     from .speaking import generate, living, stream
-    from .state import Base, Identity, Imprints, Life, SelfState, TraceState
+    from .state import Base, Identity, Imprints, Life, Recollection, SelfState, TraceState
     from .store import Event, IdentityStore
     from .trace_directions import Direction, Directions, directions
     from .write.rule import Rule, imprint
@@ -40,14 +42,16 @@ if TYPE_CHECKING:
 _PARTS = {
     "body": ("base_of",),
     "energies": ("ImprintEnergy", "imprint_energy"),
+    "episodes": ("Episode",),
     "experience": ("Experience", "observe"),
     "hf.inject": ("Injected", "inject"),
     "person": ("Person",),
+    "read.recall": ("recall",),
     "speaking": ("generate", "living", "stream"),
     "sleep.acting": ("ActingRule", "chosen_by_expected_surprise", "expected_surprise"),
     "sleep.consolidate": ("Slept", "consolidate"),
     "sleep.rule": ("SleepRule",),
-    "state": ("Base", "Identity", "Imprints", "Life", "SelfState", "TraceState"),
+    "state": ("Base", "Identity", "Imprints", "Life", "Recollection", "SelfState", "TraceState"),
     "store": ("Event", "IdentityStore"),
     "trace_directions": ("Direction", "Directions", "directions"),
     "write.rule": ("Rule", "imprint"),
@@ -56,10 +60,10 @@ _PARTS = {
 }
 _WHERE = {name: module for module, names in _PARTS.items() for name in names}
 __all__ = [
-    "ActingRule", "Base", "Direction", "Directions", "Event", "Experience", "Identity", "IdentityStore", "ImprintEnergy",
-    "Imprints", "Injected", "Life", "Person", "Rule", "SelfRule", "SelfState", "SleepRule", "Slept", "TraceRule",
+    "ActingRule", "Base", "Direction", "Directions", "Episode", "Event", "Experience", "Identity", "IdentityStore", "ImprintEnergy",
+    "Imprints", "Injected", "Life", "Person", "Recollection", "Rule", "SelfRule", "SelfState", "SleepRule", "Slept", "TraceRule",
     "TraceState", "base_of", "chosen_by_expected_surprise", "consolidate", "directions", "expected_surprise", "generate",
-    "imprint", "imprint_energy", "inject", "living", "observe", "stream",
+    "imprint", "imprint_energy", "inject", "living", "observe", "recall", "stream",
 ]  # fmt: skip
 
 

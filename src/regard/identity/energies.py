@@ -26,6 +26,7 @@ from .experience import Chat, tokenised
 from .read.body import Heads
 from .read.layer import LayerRead, layer_reads
 from .shock import surprisal
+from .speech import MARKUP
 from .state import Identity
 
 
@@ -66,9 +67,9 @@ def imprint_energy(
     """The imprint energy of an identity on a text: its own history, or another's as the control."""
     body = body_of(model)
     identity.base.refuse(body.base)
-    ids, said = tokenised(text, tokenizer)
+    ids, roles = tokenised(text, tokenizer)
     body.expect_room(len(ids))
-    tokens, content = torch.tensor(ids, device=body.device), torch.tensor(said, device=body.device)
+    tokens, content = torch.tensor(ids, device=body.device), torch.tensor(roles, device=body.device) != MARKUP
     # The first token surprises no one, and meets no slot.
     content = content & (torch.arange(len(ids), device=body.device) > 0)
     if not bool(content.any()):

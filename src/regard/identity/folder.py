@@ -14,18 +14,20 @@ from torch import Tensor
 from ..errors import CheckpointError, RegardError, StateError
 from ..files import new_folder, read_plain, write_text
 
-SCHEMA = 1
+SCHEMA = 2
 """Of the settings and tensors on disk; `UPGRADES` leads here from every older one."""
-TENSORS, CONFIG, JOURNAL = "identity.safetensors", "identity_config.json", "journal.json"
-FILES = (TENSORS, CONFIG, JOURNAL)
+TENSORS, CONFIG, JOURNAL, EPISODES = "identity.safetensors", "identity_config.json", "journal.json", "episodes.safetensors"
+FILES = (TENSORS, CONFIG, JOURNAL, EPISODES)
 """Of an identity's folder; a store that exports one lays its journal beside it."""
 LARGEST = 64 << 20
 """Bytes of an identity that are read at most: one that is larger did not come from here."""
+MOST_EPISODES = 4 << 30
+"""Bytes of a folder's episodes: of three million tokens."""
 Settings = dict[str, Any]
 """Of an identity, as JSON."""
 Parts = tuple[Settings, dict[str, Tensor]]
-UPGRADES: dict[int, Callable[[Settings, dict[str, Tensor]], Parts]] = {}
-"""From a schema to the next one: settings and tensors in, settings and tensors out."""
+UPGRADES: dict[int, Callable[[Settings, dict[str, Tensor]], Parts]] = {1: lambda settings, t: ({**settings, "schema": 2}, t)}
+"""From a schema to the next one: settings and tensors in, settings and tensors out. The first had no episodes."""
 
 
 def path_of(folder: object) -> Path:
@@ -34,21 +36,32 @@ def path_of(folder: object) -> Path:
     return Path(cast(str | PathLike[str], folder))
 
 
-def write_folder(folder: Path, config: Settings, tensors: Mapping[str, Tensor]) -> None:
+def write_folder(
+    folder: Path,
+    config: Settings,
+    tensors: Mapping[str, Tensor],
+    episodes: Mapping[str, Tensor],
+    journal: str | None = None,
+) -> None:
     """Whole or not at all, and for its owner alone; an identity that is there already is replaced, anything else is not."""
     from safetensors.torch import save_file
 
     _refuse_others(folder)
     with new_folder(folder, private=True) as draft:
         save_file(dict(tensors), draft / TENSORS, metadata={"format": "pt"})
+        if episodes:
+            save_file(dict(episodes), draft / EPISODES, metadata={"format": "pt"})
         write_text(draft / CONFIG, json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+        if journal is not None:
+            write_text(draft / JOURNAL, journal)
 
 
-def read_folder(folder: Path) -> tuple[Settings, dict[str, Tensor]]:
-    """Settings and tensors as they stand there; a file that is damaged is refused."""
+def read_folder(folder: Path) -> tuple[Settings, dict[str, Tensor], dict[str, Tensor]]:
+    """Settings, tensors and those of the episodes as they stand there; a file that is damaged is refused."""
     try:
         config = json.loads(read_bytes(folder / CONFIG))
         data = read_bytes(folder / TENSORS)
+        lived = read_bytes(folder / EPISODES, MOST_EPISODES) if (folder / EPISODES).exists() else None
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} is no identity: it has no {Path(str(error.filename)).name}") from error
     except OSError as error:
@@ -61,7 +74,7 @@ def read_folder(folder: Path) -> tuple[Settings, dict[str, Tensor]]:
     if not isinstance(config, dict):
         raise CheckpointError(f"{folder / CONFIG} holds a {type(config).__name__}, not the settings of an identity")
     settings: Settings = config
-    return settings, unpack(data)
+    return settings, unpack(data), {} if lived is None else unpack(lived, MOST_EPISODES)
 
 
 def upgraded(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Parts:
@@ -80,10 +93,10 @@ def upgraded(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Parts:
     return settings, t
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, most: int | None = None) -> bytes:
     """A plain file, or what a link to one leads to; never a pipe or a device, which end late or not at all."""
     try:
-        return read_plain(path, LARGEST, follow=True)
+        return read_plain(path, most or LARGEST, follow=True)
     except CheckpointError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise error.__cause__ from None
@@ -99,13 +112,14 @@ def _refuse_others(folder: Path) -> None:
         raise StateError(f"{folder} is no identity: {others[0]} would be lost; give a folder that is new, or an identity's")
 
 
-def unpack(data: bytes) -> dict[str, Tensor]:
+def unpack(data: bytes, most: int | None = None) -> dict[str, Tensor]:
     """The tensors of a safetensors file in memory; whatever is wrong with it is one kind of error."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    if len(data) > LARGEST:
-        raise CheckpointError(f"{len(data) / 1e6:,.0f} MB of tensors; an identity has at most {LARGEST / 1e6:.0f}")
+    most = most or LARGEST
+    if len(data) > most:
+        raise CheckpointError(f"{len(data) / 1e6:,.0f} MB of tensors; an identity has at most {most / 1e6:.0f}")
     try:
         return load(data)
     except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, struct.error) as error:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from ..models import downloads
 from ..models.base import Model
@@ -18,7 +18,6 @@ Tell = Callable[[str, float | None], None]
 _LOADING = threading.Lock()
 _MODELS: WeakValueDictionary[tuple[str, int], Model] = WeakValueDictionary()
 """By where they lie, and when that was written: a checkpoint that was written again is another model."""
-_TOKENIZERS: WeakKeyDictionary[Model, Tokenizer] = WeakKeyDictionary()
 
 
 def opened(source: str | Path, tell: Tell = lambda what, share: None) -> tuple[Model, Tokenizer, Base]:
@@ -29,11 +28,11 @@ def opened(source: str | Path, tell: Tell = lambda what, share: None) -> tuple[M
         model = _MODELS.get(key)
         if model is None:
             tell(f"loading {source}", None)
-            model, tokenizer = downloads.open_model(path, tell)
-            _MODELS[key], _TOKENIZERS[model] = model, tokenizer
+            model, _ = downloads.open_model(path, tell)
+            _MODELS[key] = model
     # A folder is remembered by its last name: where it lies on this machine is nobody's business.
     name = Path(source).name if Path(source).exists() else str(source)
-    return model, _TOKENIZERS[model], replace(base_of(model), name=name)
+    return model, downloads.TOKENIZERS[model], replace(base_of(model), name=name)
 
 
 def fetched(source: str | Path, tell: Tell = lambda what, share: None) -> tuple[Model, Tokenizer, Base]:

@@ -28,7 +28,9 @@ from ..models.tokenizer import Tokenizer
 from .body import base_of, body_of
 from .conversation import Answer, Conversation
 from .documents import Messages, checked_text, read_document
+from .facts import Fact, fact_of, facts, strike
 from .opened import fetched
+from .penalty import REPETITION_PENALTY
 from .sleep.stored import Sleep, sleep_over
 from .state import Identity
 from .store import Commit, Forgotten, IdentityStore
@@ -128,6 +130,12 @@ class Person:
         with self._telling(progress) as tell:
             return self.store.forget(self.name, source, replay(self.model, self.tokenizer, tell))
 
+    def strike(self, number: int, *, progress: Progress | None = None) -> Forgotten:
+        """Take back one line of `facts`, for good, with the answer to it, by living the rest again; later lines then count one less."""
+        fact = fact_of(self.facts(), number)
+        with self._telling(progress) as tell:
+            return strike(self.store, self.name, fact, replay(self.model, self.tokenizer, tell))
+
     def fork(self, name: str) -> Person:
         """A second person who has been through the same; from here on they go apart."""
         self.store.fork(self.name, name)
@@ -138,12 +146,14 @@ class Person:
     @overload
     def ask(
         self, question: str, *, stream: Literal[False] = False, remember: bool = False, conversation: Conversation | None = None,
-        max_tokens: int = 256, temperature: float = 0.0, seed: int = 0, weights: Weights = "float32",
+        max_tokens: int = 256, temperature: float = 0.0, repetition_penalty: float = REPETITION_PENALTY, seed: int = 0,
+        weights: Weights = "float32",
     ) -> str: ...  # fmt: skip
     @overload
     def ask(
         self, question: str, *, stream: Literal[True], remember: bool = False, conversation: Conversation | None = None,
-        max_tokens: int = 256, temperature: float = 0.0, seed: int = 0, weights: Weights = "float32",
+        max_tokens: int = 256, temperature: float = 0.0, repetition_penalty: float = REPETITION_PENALTY, seed: int = 0,
+        weights: Weights = "float32",
     ) -> Iterator[str]: ...  # fmt: skip
     def ask(
         self,
@@ -154,23 +164,25 @@ class Person:
         conversation: Conversation | None = None,
         max_tokens: int = 256,
         temperature: float = 0.0,
+        repetition_penalty: float = REPETITION_PENALTY,
         seed: int = 0,
         weights: Weights = "float32",
     ) -> str | Iterator[str]:
         """The answer to a question; with `stream`, its pieces as they fall.
 
-        Nothing is written, unless `remember` imprints the finished turn. Each question stands alone, unless a `conversation()`
+        Nothing is written, unless `remember` imprints the finished turn, or the question alone where `max_tokens` cut the answer
+        off. Each question stands alone, unless a `conversation()`
         is given, which goes on with it. Who answers is settled by the call: streams of several people may be read in turns.
         """
         talk = self.conversation() if conversation is None else conversation
         if not isinstance(talk, Conversation):
             raise StateError(f"conversation={talk!r:.60}: give what {self.name}.conversation(messages) made")
-        sampling = Sampling(max_tokens, temperature, seed=seed)
+        sampling = Sampling(max_tokens, temperature, repetition_penalty=repetition_penalty, seed=seed)
 
         def done(answer: Answer) -> None:
             self._last = answer
-            if remember and answer.ending != "interrupted":
-                self._imprint(answer.turn, self._source, 1.0, True, None)
+            if remember and answer.finished:
+                talk.written(str(self._imprint(answer.finished, self._source, 1.0, True, None).commit))
 
         if stream:
             return talk.stream(question, sampling, weights=weights, then=done)
@@ -184,7 +196,7 @@ class Person:
         It reads who one is now: what is remembered while it goes on stands in its messages, and is read by the next one.
         """
         said = cast(Messages, checked_text(messages)) if len(messages) else []
-        return Conversation(self.model, self.tokenizer, self.identity, said, system)
+        return Conversation(self.model, self.tokenizer, self.identity, said, system, at_commit=self._at_commit)
 
     def why(self, token: int | None = None, *, progress: Progress | None = None) -> Why:
         """What of the identity moved the last answer: at the token that it moved most, or at this one, counted from 1."""
@@ -192,6 +204,10 @@ class Person:
             raise StateError(f"{self.name} has answered nothing yet; ask something first")
         with self._telling(progress) as tell:
             return self._last.why(self.model, self.tokenizer, token, tell)
+
+    def facts(self) -> list[Fact]:
+        """What one was told by people, line by line, the youngest last, and which words of it are imprints."""
+        return facts(self.store.journal(self.name), self.identity, self.tokenizer) if self.name in self.store else []
 
     @property
     def identity(self) -> Identity:
@@ -219,8 +235,12 @@ class Person:
 
     def __repr__(self) -> str:
         who = self.identity
-        life = f"{several(who.life.experiences, 'experience')}, {several(len(who.imprints), 'imprint')}"
+        life = f"{several(who.life.experiences, 'experience')}, {several(len(who.imprints), 'imprint')}, {several(len(who.episodes), 'episode')}"
         return f"Person({self.name!r}, model={self.base.name or self.base.family!r}: {life})"
+
+    def _at_commit(self, commit: str) -> Identity:
+        # A commit that somebody's forgetting removed has become what the name is now.
+        return self.store.load(commit if self.store.holds(commit) else self.name, self.base)
 
     def _imprint(self, said: str | Messages, source: str, affect: Affect, again: bool, progress: Progress | None) -> Imprinted:
         piece = body_of(self.model).piece

@@ -1,6 +1,7 @@
 """Shock: how much a token surprised the model itself. Affect: a signed gain on how deeply an experience is written.
 
     shock_t  = −log p(x_t | x_<t)                                      nats, under the model (and the identity that it reads)
+    rarity_t = −log mean_s p(x_t | x_<s)                               the same token at any place s of the text: how special its word is
     z_t      = (shock_t − mean) / spread                               against every token this identity has met so far
     affect   = tanh( mean_t (H_t − shock_t) / mean_t H_t )             H_t the entropy of the model's own expectation
 
@@ -15,11 +16,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import StateError
 
+ROWS = 256
+"""Of logits that are made probabilities at once."""
 WINDOW = 2000
 """Tokens over which the running mean forgets: the usual surprise may change over time."""
 
@@ -34,6 +37,15 @@ def entropy(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
     """The surprise that the model expects at every token; 0 at the first."""
     logs = logits[:-1].float().log_softmax(-1)
     return torch.cat([logs.new_zeros(1), -(logs.exp() * logs).sum(-1)])
+
+
+def rarity(logits: Float[Tensor, "N V"], tokens: Int[Tensor, " N"], said: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """−log of how probable each token is on average where something is said; never more than its shock and log N."""
+    at = said[1:].nonzero().flatten()
+    if not len(at):
+        return torch.zeros(len(tokens), device=logits.device)
+    rows = [logits[part].float().log_softmax(-1).logsumexp(0) for part in at.split(ROWS)]
+    return math.log(len(at)) - torch.stack(rows).logsumexp(0)[tokens]
 
 
 def estimated_affect(shock: Float[Tensor, " N"], expected: Float[Tensor, " N"]) -> float:
@@ -72,4 +84,4 @@ class Norm:
         return (shock - norm.mean) / max(norm.spread, 1e-6)
 
 
-__all__ = ["Norm", "entropy", "estimated_affect", "surprisal"]
+__all__ = ["Norm", "entropy", "estimated_affect", "rarity", "surprisal"]

@@ -15,33 +15,83 @@ in a generator holds while that generator runs, and not for whoever calls it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Literal, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import ShapeError, StateError
-from ..models.base import Model, States
+from ..models import downloads
+from ..models.base import HEARS, CausalModel, Model, States
 from ..models.decode import generate as decoding
 from ..models.decode.generate import PREFILL, Generated, Overrides, Prompt, expect_decoder
 from ..models.decode.prepare import Weights
 from ..models.decode.sampling import Sampling
 from ..models.decode.stream import Speaks, Token
+from ..models.tokenizer import Tokenizer
+from ..nn import Cache
+from ..scope import Scope
 from .body import Body, body_of
 from .read.body import OwnBody
 from .read.layer import LayerRead, layer_reads
+from .read.recall import recall
 from .state import Identity
 
+Hears = Callable[[Tensor, Sequence[Cache] | None], AbstractContextManager[object]]
 Who = Identity | Sequence[Identity | None] | None
 """One identity for all rows, or one for each; None is the model itself."""
 
 
 @contextmanager
-def living(model: nn.Module, identity: Who, *, beta: float | None = None) -> Generator[Body]:
-    """`beta` lets a query refuse imprints that do not cohere with it; without it they stand among the context's keys."""
+def living(
+    model: nn.Module, identity: Who, *, beta: float | None = None, tokenizer: Tokenizer | None = None
+) -> Generator[Body]:
+    """`beta` lets a query refuse imprints that do not cohere with it; without it they stand among the context's keys.
+
+    A text that begins in the block brings episodes to mind, by `tokenizer` or by the one that our model was opened with. Rows that
+    are padded, and models of transformers, are not asked: `recall` does it by hand.
+    """
     body, reads = read_by(model, identity, beta)
-    with body.read(reads):
+    block = _Block(identities(identity), beta)
+    with _LIVING.held({model: block}), HEARS.held({model: _hearing(model, block, tokenizer)}), body.read(reads):
         yield body
+
+
+def _hearing(model: nn.Module, block: _Block, tokenizer: Tokenizer | None) -> Hears | None:
+    """What a forward runs in, where there are episodes that its tokens may bring to mind."""
+    tokenizer = tokenizer or (downloads.TOKENIZERS.get(model) if isinstance(model, Model) else None)
+    if tokenizer is None or not isinstance(model, CausalModel) or not block.has_episodes:
+        return None
+    body, words = body_of(model), tokenizer
+    by_owner: dict[str | None, list[LayerRead | None]] = {}
+
+    def hears(tokens: Tensor, caches: Sequence[Cache] | None) -> AbstractContextManager[object]:
+        begun = next((c.owner for c in caches or () if c.owner is not None), None)
+        if begun is not None:
+            # What a text brought to mind when it began is read to its end.
+            reads = by_owner.get(begun.who)
+            return nullcontext() if reads is None else body.read(reads)
+        _, reads = read_by(model, brought_to_mind(model, block.rows, tokens.tolist(), words), block.beta)
+        by_owner.update({r.digest: reads for r in reads if r is not None})
+        return body.read(reads)
+
+    return hears
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Who lives in a model in a block, to be asked again at every prompt."""
+
+    rows: list[Identity | None]
+    beta: float | None
+
+    @property
+    def has_episodes(self) -> bool:
+        return any(i is not None and i.episodes for i in self.rows)
+
+
+_LIVING: Scope[_Block] = Scope("living")
 
 
 def read_by(model: nn.Module, identity: Who, beta: float | None = None) -> tuple[Body, list[LayerRead | None]]:
@@ -96,7 +146,7 @@ def generate(
 
     `on_token` sees every token as it falls. A batch is one call: rows that end early wait for the others.
     """
-    overrides = _overrides(model, identity)
+    overrides = _overrides(model, identity, prompt, tokenizer)
     return decoding.generate(
         model, prompt, sampling, overrides=overrides, tokenizer=tokenizer, on_token=on_token, weights=weights, states=states,
         prefill=prefill,
@@ -119,19 +169,39 @@ def stream(
     Everything is checked, and settled who speaks, before this returns: the tokens may then be taken inside any block, by any
     thread or task, one at a time, between those of other streams.
     """
-    overrides = _overrides(model, identity)
+    overrides = _overrides(model, identity, prompt, tokenizer)
     return decoding.stream(
         model, prompt, sampling, overrides=overrides, tokenizer=tokenizer, weights=weights, states=states, prefill=prefill
     )
 
 
-def _overrides(model: Model, identity: Speaker) -> Overrides | None:
-    if isinstance(identity, str) and identity == "here":
-        return None
+def _overrides(model: Model, identity: Speaker, prompt: Prompt, tokenizer: object) -> Overrides | None:
+    beta: float | None = None
+    who = identity
+    if isinstance(who, str) and who == "here":
+        block = _LIVING.get(model)
+        if block is None or not block.has_episodes:
+            # Whatever overrides the layers here is what decoding takes by itself.
+            return None
+        who, beta = block.rows, block.beta
     expect_decoder(model)
-    body, reads = read_by(model, identity)
+    rows = identities(who)
+    tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else downloads.TOKENIZERS.get(model)
+    if tokenizer is not None and any(i is not None and i.episodes for i in rows):
+        rows = brought_to_mind(model, rows, decoding.prompt_rows(prompt, tokenizer, model), tokenizer)
+    body, reads = read_by(model, rows, beta)
     assert isinstance(body, OwnBody)
     return {layer: read for layer, read in zip(body.layers, reads, strict=True) if read is not None}
+
+
+def brought_to_mind(
+    model: nn.Module, rows: Sequence[Identity | None], prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
+) -> list[Identity | None]:
+    """Whoever reads each prompt, with what it brings to their mind."""
+    if len(rows) not in (1, len(prompts)):
+        raise ShapeError(f"{len(rows)} identities, one for each row, and there are {len(prompts)} prompts")
+    each = rows if len(rows) > 1 else list(rows) * len(prompts)
+    return [None if i is None else recall(model, i, p, tokenizer) for i, p in zip(each, prompts, strict=True)]
 
 
 __all__ = ["Speaker", "Who", "generate", "living", "read_by", "stream"]

@@ -1,11 +1,12 @@
-"""Identity: self + trace + imprints + provenance, for one base model.
+"""Identity: self + trace + imprints + episodes + provenance, for one base model.
 
     identity = Identity.new(base_of(model))
     identity = imprint(identity, observe(model, "I am Mara. My cat is called Mochi.", tokenizer), rule)
     identity.save("mara"); identity = Identity.load("mara")
 
 A value, not an object: every write gives a new one and leaves the old as it was. On disk it is a folder that a Hugging Face
-user recognises: `identity.safetensors` and `identity_config.json`. Nothing in it is ever unpickled.
+user recognises: `identity.safetensors`, `identity_config.json`, and `episodes.safetensors` where there are any. Nothing in it is
+ever unpickled.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, RegardError, StateError
+from .episodes import Episode, check_episode, packed_together, taken_apart
 from .folder import SCHEMA, Settings, path_of, read_folder, upgraded, write_folder
 from .packed import Packed
 
@@ -148,6 +150,8 @@ class Identity:
     life: Life = Life()
     parent: str | None = None
     """The commit that it was made from, where a store keeps it."""
+    episodes: tuple[Episode, ...] = ()
+    """All that was said, oldest first: not read, but brought to mind by a prompt (`recall`)."""
 
     def __post_init__(self) -> None:
         check_base(self.base)
@@ -168,22 +172,29 @@ class Identity:
 
     @property
     def empty(self) -> bool:
-        """True when reading it changes nothing, so that the base model's own path is taken."""
+        """True when there is nothing in it: it can change no answer."""
+        return self.silent and not self.episodes
+
+    @property
+    def silent(self) -> bool:
+        """True when reading it changes nothing, so that the base model's own path is taken; episodes are not read by themselves."""
         still = self.self is None or not bool(self.self.s.any())
         flat = self.trace is None or not bool((self.trace.left.codes.any(-1).any(0).any(0) & (self.trace.signs != 0)).any())
         return still and flat and not len(self.imprints)
 
     @property
     def nbytes(self) -> int:
+        """Of what is read; `episodes` come on top of it."""
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
-    def only(self, *parts: Literal["self", "trace", "imprints"]) -> Identity:
+    def only(self, *parts: Literal["self", "trace", "imprints", "episodes"]) -> Identity:
         """The same with nothing but these parts, to see what each one does."""
         me, trace = self.self if "self" in parts else None, self.trace if "trace" in parts else None
-        return replace(self, self=me, trace=trace, imprints=self.imprints if "imprints" in parts else Imprints.none(self.base))
+        imprints = self.imprints if "imprints" in parts else Imprints.none(self.base)
+        return replace(self, self=me, trace=trace, imprints=imprints, episodes=self.episodes if "episodes" in parts else ())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every number of the state by name; `Identity.build` is the way back."""
+        """Every number that is read, by name; `Identity.build` is the way back."""
         tensors: dict[str, Tensor] = {}
         if self.self is not None:
             tensors["self.s"] = self.self.s
@@ -209,7 +220,7 @@ class Identity:
         }
 
     @classmethod
-    def build(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Identity:
+    def build(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], episodes: tuple[Episode, ...] = ()) -> Identity:
         """From what `config` and `tensors` gave; whatever does not fit is refused before it is used."""
         try:
             config, tensors = upgraded(config, tensors)
@@ -232,7 +243,7 @@ class Identity:
             if t:
                 raise CheckpointError(f"an identity has no tensor {sorted(t)[0]!r}")
             sources, parent = tuple(config["sources"]), config.get("parent")
-            return cls(base, me, trace, sources=sources, life=Life(**life), parent=parent, **more)
+            return cls(base, me, trace, episodes=episodes, sources=sources, life=Life(**life), parent=parent, **more)
         except RegardError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
@@ -240,11 +251,16 @@ class Identity:
 
     def digest(self) -> str:
         """A name by content: the same state has the same digest, wherever it is."""
+        return self.digest_with(e.digest for e in self.episodes)
+
+    def digest_with(self, episodes: Iterable[str]) -> str:
+        """The digest that it has with the episodes of these digests: a store checks thousands of states, and reads an episode once."""
         # Without the schema of files, which is not the state's: commits of every version keep their digests.
         h = hashlib.sha256(json.dumps({**self.config(), "parent": None, "schema": 1}, sort_keys=True).encode())
         for name, t in sorted(self.tensors().items()):
             h.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
             h.update(t.numpy().tobytes())
+        h.update("".join(episodes).encode())
         return h.hexdigest()
 
     def save(self, folder: str | Path) -> None:
@@ -252,16 +268,32 @@ class Identity:
 
         An identity that is there already is replaced; anything else is not.
         """
-        write_folder(path_of(folder), self.config(), self.tensors())
+        if isinstance(self, Recollection):
+            raise StateError("a recollection is made for one prompt, and is not saved: save the identity that it is of")
+        facts, tensors = packed_together(self.episodes)
+        write_folder(path_of(folder), {**self.config(), "episodes": facts}, self.tensors(), tensors)
 
     save_pretrained = save
 
     @classmethod
     def load(cls, folder: str | Path) -> Identity:
         """From a folder that `save` wrote; a file that is damaged or does not fit is refused."""
-        return cls.build(*read_folder(path_of(folder)))
+        config, tensors, episodes = read_folder(path_of(folder))
+        return cls.build(config, tensors, taken_apart(config.pop("episodes", []), episodes))
 
     from_pretrained = load
+
+
+@dataclass(frozen=True, eq=False)
+class Recollection(Identity):
+    """An identity as one prompt reads it: what came to mind stands among its imprints, behind the head of that prompt."""
+
+    head: int = 1
+    """Tokens of the prompt that come before them: its sink, its system message."""
+    chosen: tuple[int, ...] = ()
+    """Which episodes came to mind, in the order in which they stand."""
+    coherence: tuple[float, ...] = ()
+    """Of each of these with the prompt; of the best that was refused, where none came."""
 
 
 def check_base(b: Base) -> tuple[int, int, int]:
@@ -297,6 +329,13 @@ def check(identity: Identity) -> None:
     for name in ("shock", "worth"):
         _expect(f"imprints.{name}", getattr(imprints, name), (m,), torch.float32)
     _expect("imprints.weight", imprints.weight, (L, G, m), torch.float32)
+    for episode in identity.episodes:
+        _expect_episode(episode, identity.sources)
+    widths = {e.keys.shape[1] for e in identity.episodes}
+    if len(widths) > 1:
+        raise StateError(
+            f"the keys of these episodes are {', '.join(map(str, sorted(widths)))} numbers wide: one model made them all"
+        )
     if not all(_is_text(s) for s in identity.sources):
         raise StateError("the sources of an identity are names")
     if identity.parent is not None and not _is_text(identity.parent):
@@ -309,6 +348,16 @@ def check(identity: Identity) -> None:
     counts = (identity.life.experiences, identity.life.tokens, identity.life.sleeps)
     if not all(_is_count(n) for n in counts):
         raise StateError(f"experiences, tokens and sleeps {counts} are not counted in whole numbers")
+
+
+def _expect_episode(episode: object, sources: tuple[str, ...]) -> None:
+    if not isinstance(episode, Episode):
+        raise StateError(f"{episode!r:.60} is no episode")
+    # Once for each: a life has thousands, and every write makes a new identity of them.
+    if "digest" not in episode.__dict__:
+        check_episode(episode)
+    if episode.source not in sources:
+        raise StateError(f"an episode is by {episode.source!r:.60}, which is not among the sources of this identity")
 
 
 def _is_count(n: object) -> bool:

@@ -19,7 +19,7 @@ from ..read.layer import LayerRead
 from ..state import Base
 from .hooks import reading
 from .interface import InterfaceCall
-from .probe import HeadLayout, catches, expect_hub, layers_of, probe, projections, value_weight
+from .probe import HeadLayout, catches, expect_hub, layers_of, out_weight, probe, projections, value_weight
 
 Turn = Callable[[Tensor, Tensor], Tensor]
 """x (B, H, N, D) at positions (B or 1, N)."""
@@ -172,6 +172,9 @@ class HubBody(Body):
             return x
         at = torch.arange(x.shape[-2], device=x.device)[None]
         return turn(x.reshape(1, -1, *x.shape[-2:]), at).reshape(x.shape)
+
+    def out_weight(self, layer: int) -> Tensor:
+        return out_weight(self.layers[layer])
 
     @contextmanager
     def read(self, reads: Sequence[LayerRead | None]) -> Generator[None]:

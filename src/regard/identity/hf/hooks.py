@@ -110,15 +110,14 @@ class ActiveReads:
     def _met(self, read: LayerRead, call: InterfaceCall, q: Tensor) -> Tensor:
         """Which keys a query may look at, those of the slots first."""
         allow, (B, _, Q, _), K = call.allow, q.shape, call.k.shape[2]
-        last, mine = _LOCAL.met, (self, read.slots, read.alone)
+        last, mine = _LOCAL.met, (self, read.slots)
         if last is not None and last[0] is allow and last[1] == mine and read.beta is None:
             return last[2]
         given = allow
         allow = torch.ones(1, 1, Q, K, dtype=torch.bool, device=q.device) if allow is None else allow
         front = allow.new_ones(B, 1, Q, read.slots)
-        if read.alone:
-            # Who sees one key sees itself: the first token of a text, wherever padding or packing has put it.
-            front = front & (allow.sum(-1, keepdim=True) != 1)
+        # Who sees one key sees itself: the first token of a text, wherever padding or packing has put it.
+        front = front & (allow.sum(-1, keepdim=True) != 1)
         refused = read.refused(q)
         front = front if refused is None else front & ~refused
         shape = torch.broadcast_shapes(front.shape[:3], allow.shape[:3])
@@ -237,7 +236,7 @@ class Frame:
 class _ThreadFrame(threading.local):
     frame: Frame | None = None
     first: Tensor | None = None
-    met: tuple[Tensor, tuple[ActiveReads, int, bool], Tensor] | None = None
+    met: tuple[Tensor, tuple[ActiveReads, int], Tensor] | None = None
 
 
 _LOCAL = _ThreadFrame()

@@ -161,4 +161,15 @@ def value_weight(layer: nn.Module, layout: HeadLayout) -> Tensor:
     return layout.parts("qkv", upright, 0)["v"].contiguous()
 
 
-__all__ = ["HeadLayout", "catches", "expect_hub", "layers_of", "probe", "projections", "value_weight"]
+def out_weight(layer: nn.Module) -> Tensor:
+    """W_o as (M, H·D), by the names that it has in transformers."""
+    parts = dict(layer.named_children())
+    name = next((n for n in ("o_proj", "out_proj", "c_proj", "dense") if n in parts), None)
+    if name is None:
+        raise CombinationError(f"where the heads of a {type(layer).__name__} come together is not known: it has no o_proj")
+    weight = parts[name].weight
+    assert isinstance(weight, Tensor)
+    return weight if isinstance(parts[name], nn.Linear) else weight.mT
+
+
+__all__ = ["HeadLayout", "catches", "expect_hub", "layers_of", "out_weight", "probe", "projections", "value_weight"]

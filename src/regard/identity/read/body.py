@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from threading import get_ident
 from typing import Any, cast
 
@@ -47,8 +48,15 @@ class Body(ABC):
     """Of the scores, layer by layer."""
     context: int | None = None
     """Tokens that a text has at most: more were not trained on."""
+    has_heads: bool = False
+    """True where slots may stand behind the head of a text; elsewhere they stand before its first token."""
     has_places: bool = False
     """True where the model looks places up in a table, and has none for a longer text."""
+
+    @cached_property
+    def made(self) -> dict[str, Any]:
+        """What others have worked out for this model, by name: it goes when the model does, or changes."""
+        return {}
 
     def expect_room(self, count: int) -> None:
         """A word before minutes of work: an error for a text that has no place, a warning for one longer than was trained on."""
@@ -80,9 +88,21 @@ class Body(ABC):
     def watched(self, tokens: Int[Tensor, " N"]) -> tuple[Float[Tensor, "N V"], list[Heads]]:
         """Logits, and what every layer projected on the way."""
 
+    def heads(self, tokens: Int[Tensor, " N"]) -> list[Heads]:
+        """What every layer projected of a text, and no logits."""
+        return self.watched(tokens)[1]
+
+    def keys(self, tokens: Int[Tensor, " N"], layers: range) -> Float[Tensor, "l G N D"]:
+        """The keys of some layers; those above them need not be asked."""
+        return torch.stack([h.k for h in self.heads(tokens)[layers.start : layers.stop]])
+
     @abstractmethod
     def turned(self, layer: int, x: Float[Tensor, "... N D"]) -> Tensor:
         """Queries or keys at positions 0, 1, … as the layer's RoPE turns them."""
+
+    @abstractmethod
+    def out_weight(self, layer: int) -> Float[Tensor, "M HD"]:
+        """W_o of a layer: what its heads, one after the other, add to the stream."""
 
     @abstractmethod
     def read(self, reads: Sequence[LayerRead | None]) -> Any:
@@ -94,6 +114,8 @@ class Body(ABC):
 
 
 class OwnBody(Body):
+    has_heads = True
+
     def __init__(self, model: Model) -> None:
         blocks = model.plain_blocks() if isinstance(model, CausalModel) else None
         if not isinstance(model, CausalModel) or not blocks:
@@ -126,18 +148,40 @@ class OwnBody(Body):
         return self.causal.readout(hidden)
 
     def watched(self, tokens: Tensor) -> tuple[Tensor, list[Heads]]:
+        with self._watching(len(self.layers)) as seen:
+            logits = self.logits(tokens[None])[0]
+        return logits, [Heads(*x) for x in zip(seen["q"], seen["k"], seen["v"], strict=True)]
+
+    def heads(self, tokens: Tensor) -> list[Heads]:
+        return self._heads(tokens, len(self.layers))
+
+    def keys(self, tokens: Tensor, layers: range) -> Tensor:
+        return torch.stack([h.k for h in self._heads(tokens, layers.stop)[layers.start :]])
+
+    def _heads(self, tokens: Tensor, count: int) -> list[Heads]:
+        """Of the first `count` layers, by walking no further than these."""
+        self.expect_room(tokens.shape[0])
+        model = self.causal
+        with self._watching(count) as seen:
+            walk(model.blocks[:count], model.start(tokens[None]), model.rule(), None, None, None)
+        return [Heads(*x) for x in zip(seen["q"], seen["k"], seen["v"], strict=True)]
+
+    @contextmanager
+    def _watching(self, count: int) -> Generator[dict[str, list[Tensor]]]:
         seen: dict[str, list[Tensor]] = {"q": [], "k": [], "v": []}
         with ExitStack() as hooks:
-            for layer in self.layers:
+            for layer in self.layers[:count]:
                 for name, heads in (("q", layer.heads), ("k", layer.key_heads), ("v", layer.key_heads)):
                     hook = _catch(seen[name], heads)
                     hooks.callback(getattr(layer, name).register_forward_hook(hook).remove)
-            logits = self.logits(tokens[None])[0]
-        return logits, [Heads(*x) for x in zip(seen["q"], seen["k"], seen["v"], strict=True)]
+            yield seen
 
     def turned(self, layer: int, x: Tensor) -> Tensor:
         turns = _turns(self.layers[layer])
         return x if turns is None else turns.rotate(x, 0)
+
+    def out_weight(self, layer: int) -> Tensor:
+        return cast(nn.Linear, self.layers[layer].out).weight
 
     @contextmanager
     def read(self, reads: Sequence[LayerRead | None]) -> Generator[None]:

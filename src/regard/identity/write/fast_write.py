@@ -1,12 +1,10 @@
 """The fast write's learned numbers: what an untrained rule cannot know, learned once on generated people, and shipped.
 
-    scorer   features of a token → how telling it is, which weighs its distance from what is kept already (`keepers.covering`)
     slots    how widely each head opens to them, to which queries (a shift of all their keys), and how loudly they answer
     trace    a signed gain per layer and key head on the centred write, and the base's mean queries and keys
     self     a gain per layer and key head on what was pooled, for each form
 
-On another base only the scorer is used: its features are relative to the text, the gains belong to layers. How they are learned is
-in `regard.study.people.fast_write`.
+They belong to the layers of one base, and on another none of them is used. How they are learned is in `regard.study.people.fast_write`.
 """
 
 from __future__ import annotations
@@ -18,42 +16,16 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import CheckpointError
 from ...files import read_plain, reading
-from ..experience import Experience
 from ..state import Base, Form
-from .keepers import covering, later_attention, snapkv, value_norm
 
 FILE = Path(__file__).with_name("fast_write.safetensors")
 LARGEST = 1 << 28
 """Bytes of such a file; that of a base of 100 layers of 128 key heads has a hundredth of it."""
-FEATURES = ("shock", "shock_before", "shock_after", "shock_after_two", "attention", "last_attention", "value_norm", "recency")
-HIDDEN = 16
-
-
-def features(e: Experience) -> Float[Tensor, "N F"]:
-    """What is known of each token, in spreads from the mean of what was said."""
-    shock = e.shock.cpu()
-    rows = [
-        shock,
-        F.pad(shock[:-1], (1, 0)),
-        F.pad(shock[1:], (0, 1)),
-        F.pad(shock[2:], (0, 2)),
-        later_attention(e).cpu().clamp_min(1e-6).log(),
-        snapkv(e).cpu().clamp_min(1e-6).log(),
-        value_norm(e).cpu(),
-        torch.arange(len(e), dtype=torch.float32),
-    ]
-    x = torch.stack(rows, -1).float()
-    said = x[e.content.cpu()]
-    if len(said) < 2:
-        # One token alone is as usual as can be: it has no spread to be measured in.
-        return torch.zeros_like(x)
-    return (x - said.mean(0)) / said.std(0).clamp_min(1e-6)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +34,6 @@ class FastWrite:
 
     numbers: dict[str, Tensor]
     fingerprint: str = ""
-
-    def worth(self, e: Experience) -> Float[Tensor, " N"]:
-        """How telling each token is, and how little is like it among what is worth more."""
-        return covering(e, self.telling(e))
-
-    def telling(self, e: Experience) -> Float[Tensor, " N"]:
-        n = self.numbers
-        x = features(e)
-        return x @ n["scorer.direct"] + torch.tanh(x @ n["scorer.into"] + n["scorer.bias"]) @ n["scorer.out"]
 
     @property
     def means(self) -> tuple[Tensor, Tensor]:
@@ -82,6 +45,10 @@ class FastWrite:
         n = self.numbers
         shift, value = n["slots.shift"].to(k.device), n["slots.value"].to(v.device)
         return k + shift[:, :, None], v * value[..., None, None], n["slots.gate"][..., None]
+
+    def closed(self, k: Float[Tensor, "L G m D"]) -> Float[Tensor, "L G m D"]:
+        """The keys of slots as they were met."""
+        return k - self.numbers["slots.shift"].to(k.device)[:, :, None]
 
     @property
     def trace_gain(self) -> Float[Tensor, "L G"]:
@@ -103,8 +70,7 @@ class FastWrite:
 def shapes_of(L: int, G: int, D: int) -> dict[str, dict[str, tuple[int, ...]]]:
     """What each part learns, for L layers of G key heads of width D."""
     return {
-        "imprints": {"scorer.direct": (len(FEATURES),), "scorer.into": (len(FEATURES), HIDDEN), "scorer.bias": (HIDDEN,),
-                     "scorer.out": (HIDDEN,), "slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G)},
+        "imprints": {"slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G)},
         "token": {"self.key": (L, G), "self.value": (L, G)},
         "bias": {"self.bias": (L, G)},
         "trace": {"trace.gain": (L, G)},
@@ -171,12 +137,9 @@ def forget_shipped() -> None:
 
 
 __all__ = [
-    "FEATURES",
     "FILE",
-    "HIDDEN",
     "FastWrite",
     "digest",
-    "features",
     "forget_shipped",
     "read_file",
     "shapes_of",

@@ -1,10 +1,13 @@
 """Imprints: which moments of an experience are kept, as the (key, value) that each layer had for them.
 
-A keeper gives every token of an experience a worth (`keepers.py`, and `learned`); the budget takes the best. `merge` keeps the same
-number of slots, but those that are not kept are folded into their nearest kept neighbour.
+A keeper gives every token of an experience a worth (`keepers.py`, `peers.py`); the budget takes the best. `merge` keeps the same
+number of slots, but those that are not kept are folded into their nearest kept neighbour. What is told anew displaces what it corrects.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,35 +17,88 @@ from ...errors import SpecError
 from ..experience import Experience
 from ..packed import Packed
 from ..state import Imprints
-from .fast_write import FastWrite, shipped
-from .keepers import Keeper, attention_mass, coverage, diversity, random, recency, shock, shock_next, snapkv, value_norm
+from .fast_write import FastWrite
+from .keepers import (
+    Present,
+    covering,
+    equal,
+    random,
+    recency,
+    shock,
+    shock_next,
+    shock_spread,
+    told_words,
+    unit_keys,
+    value_norm,
+)
+from .peers import attention_mass, criticalkv, expected_attention, keydiff, kvzip, snapkv
+
+NEAR = 0.65
+"""An imprint is corrected by what is this much nearer to it than to most of what is kept (ten corrections in English: 0.3 to 0.6 of the
+median distance, what they leave alone from 0.7)."""
 
 
-def learned(e: Experience, seed: int = 0) -> Tensor:
-    """Coverage, with a scorer over all measures in the place of shock, trained on episodes of other people."""
-    return shipped().worth(e)
+@dataclass(frozen=True)
+class Keeper:
+    """A measure of every token from an experience and a seed; where it covers, what a distance from what is kept counts."""
+
+    measure: Callable[[Experience, int], Tensor]
+    covers: bool = False
+    whole: bool = False
+    """Whether the tokens of a word are kept together."""
 
 
 KEEPERS: dict[str, Keeper] = {
-    "shock": shock,
-    "shock_next": shock_next,
-    "attention": attention_mass,
-    "snapkv": snapkv,
-    "recency": recency,
-    "random": random,
-    "value_norm": value_norm,
-    "diversity": diversity,
-    "coverage": coverage,
-    "learned": learned,
+    "words": Keeper(told_words, covers=True, whole=True),
+    "coverage": Keeper(shock_spread, covers=True),
+    "diversity": Keeper(equal, covers=True),
+    "shock": Keeper(shock),
+    "shock_next": Keeper(shock_next),
+    "value_norm": Keeper(value_norm),
+    "attention": Keeper(attention_mass),
+    "snapkv": Keeper(snapkv),
+    "keydiff": Keeper(keydiff),
+    "expected": Keeper(expected_attention),
+    "criticalkv": Keeper(criticalkv),
+    "kvzip": Keeper(kvzip),
+    "recency": Keeper(recency),
+    "random": Keeper(random),
 }
+DEFAULT = "words"
 
 
-def worth_of(e: Experience, keep: str, seed: int = 0) -> Tensor:
-    """What each token is worth; −inf for markup, which is never kept."""
+def worth_of(e: Experience, keep: str, seed: int = 0, present: Present | None = None) -> Tensor:
+    """What each token is worth, beside what an identity keeps already; −inf for markup, which is never kept."""
     if keep not in KEEPERS:
         raise SpecError(f"keep={keep!r} is not one of {', '.join(KEEPERS)}")
-    worth = KEEPERS[keep](e, seed).float().cpu()
-    return worth.masked_fill(~e.content.cpu(), float("-inf"))
+    keeper = KEEPERS[keep]
+    worth = keeper.measure(e, seed)
+    if keeper.covers:
+        worth = covering(e, worth, present, keeper.whole)
+    return worth.float().cpu().masked_fill(~e.content.cpu(), float("-inf"))
+
+
+def present_in(imprints: Imprints, learned: FastWrite | None) -> Present:
+    """What is kept, with the keys that it had before the heads were opened to it."""
+    k = imprints.k.dense()
+    return Present(k if learned is None else learned.closed(k), imprints.token.long())
+
+
+def displaced(imprints: Imprints, new: Imprints, learned: FastWrite | None) -> Imprints:
+    """The same, but what a new imprint of another token is nearest to, and near, loses worth: the log of how near it is.
+
+    By the keys of the middle layers, where what stands in the same place of the same kind of statement is alike."""
+    if not len(imprints) or not len(new):
+        return imprints
+    depth = imprints.k.shape[0]
+    middle = slice(depth // 3, max(depth // 3 + 1, 2 * depth // 3))
+    old, fresh = (unit_keys(present_in(x, learned).k[middle]) for x in (imprints, new))
+    apart = torch.cdist(fresh, old)
+    ratio = apart / apart.median(1, keepdim=True).values.clamp_min(1e-6)
+    ratio = ratio.masked_fill(new.token[:, None] == imprints.token[None], 1.0)
+    nearest = torch.zeros_like(ratio, dtype=torch.bool).scatter(1, ratio.argmin(1, keepdim=True), True)
+    loss = (ratio / NEAR).clamp_min(1e-6).log().clamp_max(0) * nearest
+    return replace(imprints, worth=imprints.worth + loss.amin(0))
 
 
 def best_imprints(
@@ -95,4 +151,4 @@ def evict(imprints: Imprints, budget: int) -> Imprints:
     return imprints.pick(imprints.worth.topk(budget).indices.sort().values)
 
 
-__all__ = ["KEEPERS", "best_imprints", "evict", "worth_of"]
+__all__ = ["DEFAULT", "KEEPERS", "Keeper", "best_imprints", "displaced", "evict", "present_in", "worth_of"]

@@ -16,24 +16,30 @@ import torch
 from ...errors import SpecError, StateError
 from ..experience import Experience
 from ..shock import Norm, checked_affect
-from ..state import Identity, Life
+from ..state import Identity, Imprints, Life
+from .episodes import episodes_of
 from .fast_write import shipped_for
-from .imprints import KEEPERS, best_imprints, evict, worth_of
+from .imprints import DEFAULT, KEEPERS, best_imprints, displaced, evict, present_in, worth_of
 from .self_state import SelfRule, moved, pooled
 from .trace import TraceRule, compressed, dense, written
+
+RETIRED = ("learned",)
+"""Keepers of earlier versions, which were the default of their time: their events happen again with the default of this one."""
 
 
 @dataclass(frozen=True)
 class Rule:
     """How an experience is written. None for a part leaves it as it is."""
 
-    keep: str | None = "learned"
+    keep: str | None = DEFAULT
     """A keeper of imprints, by name."""
     budget: int = 64
     """Slots that an identity has at most."""
     share: float = 0.5
     """Slots for each token that it has met: a short life has few."""
     merge: bool = False
+    episodes: bool = True
+    """Whether what was said is kept whole as well, to come to mind when a prompt asks for it."""
     trace: TraceRule | None = None
     self: SelfRule | None = None
     seed: int = 0
@@ -49,7 +55,10 @@ class Rule:
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> Rule:
-        settings = dict(given)
+        # What was written before there were episodes is lived again without them.
+        settings: dict[str, Any] = {"episodes": False, **given}
+        if settings.get("keep") in RETIRED:
+            settings["keep"] = DEFAULT
         for name, kind in (("trace", TraceRule), ("self", SelfRule)):
             if isinstance(settings.get(name), dict):
                 settings[name] = kind(**settings[name])
@@ -73,10 +82,8 @@ def imprint(identity: Identity, experience: Experience, rule: Rule | None = None
     sources = identity.sources if e.source in identity.sources else (*identity.sources, e.source)
     if rule.keep is not None and e.affect != 0:
         room = min(rule.budget, round(rule.share * norm.count))
-        learned = shipped_for(e.base)
-        worth = worth_of(e, rule.keep, rule.seed)
-        new = best_imprints(e, worth, room, born=life.tokens, source=sources.index(e.source), merge=rule.merge, learned=learned)
-        new_identity = replace(new_identity, sources=sources, imprints=evict(new_identity.imprints.joined(new), room))
+        imprints = _imprints(identity, e, rule, rule.keep, room, sources.index(e.source))
+        new_identity = replace(new_identity, sources=sources, imprints=imprints)
     if rule.trace is not None:
         learned = shipped_for(e.base)
         size = (e.base.depth, e.base.key_heads, e.base.head_width, e.base.head_width)
@@ -88,9 +95,23 @@ def imprint(identity: Identity, experience: Experience, rule: Rule | None = None
         z = pooled(e, rule.self.form, mean_k=learned.means[1] if learned else None)
         gain = learned.self_gain(rule.self.form) if learned else 1.0
         new_identity = replace(new_identity, self=moved(new_identity.self, gain * z, rule.self, affect=e.affect))
+    if rule.episodes and e.affect != 0:
+        told = episodes_of(e, life.tokens)
+        new_identity = replace(new_identity, sources=sources, episodes=(*new_identity.episodes, *told))
     norm_s = 0.0 if new_identity.self is None else float(new_identity.self.s.norm())
     after = Life(life.experiences + 1, norm.count, life.sleeps, norm.mean, norm.spread, (*life.self_norms, norm_s))
     return replace(new_identity, sources=sources, life=after, parent=identity.parent)
+
+
+def _imprints(identity: Identity, e: Experience, rule: Rule, keep: str, room: int, source: int) -> Imprints:
+    """What is left of old and new imprints where there is room for so many."""
+    learned = shipped_for(e.base)
+    old = identity.imprints
+    worth = worth_of(e, keep, rule.seed, present_in(old, learned))
+    new = best_imprints(e, worth, room, born=identity.life.tokens, source=source, merge=rule.merge, learned=learned)
+    if KEEPERS[keep].covers:
+        old = displaced(old, new, learned)
+    return evict(old.joined(new), room)
 
 
 def _expect(given: object, kind: type, what: str) -> None:

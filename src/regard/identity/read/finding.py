@@ -1,0 +1,164 @@
+"""What an episode is found by: the model's own keys of a few layers, and a sentence encoder's vector where one is at hand.
+
+    keys      one unit vector a token: keys of layers a fifth to two fifths up, all heads in a row, less their mean on plain text
+    nearness  of a question to an episode: each token of the question takes its nearest in the episode; the mean of these cosines
+    meaning   one vector for all of it, by MiniLM if it is among the models here (`regard models get minilm`)
+
+Plain questions, which anybody may ask anybody, say how near is usual: coherence is counted in spreads above it (`recall`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ...models import downloads
+from ...models.subwords import TokenizerError
+from ...models.tokenizer import Tokenizer
+from ..sleep.texts import NEUTRAL
+from .frame import Frame
+
+if TYPE_CHECKING:
+    from .body import Body
+
+FIRST, LAST = 0.2, 0.4
+"""Where the layers are whose keys are compared, as shares of the depth."""
+WIDEST = 1200
+"""Numbers that a token is found by at most: wide models use fewer layers."""
+ENCODER = "minilm"
+PLAIN = (
+    "What is the capital of France?", "How do I boil an egg?", "Can you write a short poem about the sea?",
+    "What is seven times eight?", "Why is the sky blue?", "Tell me a joke.", "How far away is the moon?",
+    "What should I cook tonight?", "Who wrote Hamlet?", "How are you today?", "Can you help me with something?",
+    "What did we talk about?", "What do you know about me?", "Where do I come from?", "What is my favourite song?",
+    "Who is my best friend?", "When is my birthday?", "How much did I pay for it?", "What was the name of the book?",
+    "Which bus do I take?", "What am I afraid of?", "How long have I been doing that?", "What is the weather like?",
+    "What did my doctor say?",
+)  # fmt: skip
+"""Have nothing to do with anybody in particular; how near they come to an episode is what is usual."""
+
+
+def finding_layers(depth: int, width: int) -> range:
+    """Layers whose keys are compared, of a model with keys of `width` numbers in each."""
+    first = int(FIRST * depth)
+    count = max(1, min(int(LAST * depth) - first, WIDEST // max(width, 1)))
+    return range(first, first + count)
+
+
+@dataclass(eq=False)
+class Finder:
+    """Questions and episodes of one model as vectors that can be compared."""
+
+    body: Body
+    tokenizer: Tokenizer
+    frame: Frame
+
+    @cached_property
+    def layers(self) -> range:
+        base = self.body.base
+        return finding_layers(base.depth, base.key_heads * base.head_width)
+
+    @cached_property
+    def mean(self) -> Float[Tensor, " W"]:
+        """The mean key on plain text."""
+        texts = [ids for text in NEUTRAL if len(ids := self._ids(text)) > 1]
+        base = self.body.base
+        none = torch.zeros(len(self.layers) * base.key_heads * base.head_width)
+        return torch.cat([self._rows(ids, 1) for ids in texts]).mean(0) if texts else none
+
+    def unit(self, keys: Float[Tensor, "L G N D"]) -> Float[Tensor, "N W"]:
+        """Keys of all layers, as each token is found by."""
+        rows = keys[self.layers.start : self.layers.stop].permute(2, 0, 1, 3).flatten(1).float().cpu()
+        return F.normalize(rows - self.mean, dim=-1)
+
+    def asked(self, tokens: Sequence[int]) -> Float[Tensor, "N W"]:
+        """A question read alone, as it is compared."""
+        ids, at = self.frame.alone("user", tokens, self.tokenizer.encode("", bos=None))
+        at = max(at, 1) if len(ids) > 1 else 0
+        return F.normalize(self._rows(ids, at) - self.mean, dim=-1)
+
+    @cached_property
+    def plain(self) -> tuple[list[Float[Tensor, "N W"]], Float[Tensor, "P E"] | None]:
+        """The plain questions as keys and as meanings."""
+        return [self.asked(ids) for q in PLAIN if (ids := self._ids(q))], meanings(PLAIN)
+
+    @cached_property
+    def words(self) -> frozenset[int]:
+        """Tokens of the plain questions: to have them in common says nothing."""
+        return frozenset(t for q in PLAIN for said in (q, f" {q.lower()}") for t in self._ids(said))
+
+    def usual(self, keys: Float[Tensor, "N W"], meaning: Float[Tensor, " E"] | None) -> Float[Tensor, " 4"]:
+        """Median and spread of how near plain questions come to something, by keys and by meaning."""
+        by_keys, by_meaning = self.plain
+        unknown = torch.tensor([0.0, 1.0])
+        near = _spread(torch.stack([(q @ keys.mT).amax(-1).mean() for q in by_keys])) if by_keys else unknown
+        alike = unknown if meaning is None or by_meaning is None else _spread(by_meaning @ meaning)
+        return torch.cat([near, alike]).float()
+
+    def _ids(self, text: str) -> list[int]:
+        """The tokens of a text; none where the tokenizer has no letters for it, as one of a single book's characters may not."""
+        try:
+            return self.tokenizer.encode(text, bos=False)
+        except TokenizerError:
+            return []
+
+    def _rows(self, ids: Sequence[int], start: int) -> Tensor:
+        tokens = torch.tensor(list(ids), device=self.body.device)
+        with torch.no_grad(), self.body.read([None] * self.body.base.depth):
+            keys = self.body.keys(tokens, self.layers)
+        return keys.permute(2, 0, 1, 3).flatten(1).float().cpu()[start:]
+
+
+def _spread(x: Tensor) -> Tensor:
+    """Median and spread, by the median distance from it: one plain question that happens to fit changes neither."""
+    middle = x.median()
+    return torch.stack([middle, (1.4826 * (x - middle).abs().median()).clamp_min(1e-3)])
+
+
+def finder_of(body: Body, tokenizer: Tokenizer) -> Finder:
+    """Made once for a model as it is, and a tokenizer."""
+    made: Finder | None = body.made.get("finder")
+    if made is None or made.tokenizer is not tokenizer:
+        made = body.made["finder"] = Finder(body, tokenizer, Frame.of(tokenizer))
+    return made
+
+
+_READING = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _encoder() -> tuple[torch.nn.Module, Tokenizer]:
+    model, tokenizer = downloads.open_model(ENCODER)
+    return model.eval(), tokenizer
+
+
+def encoder_name() -> str:
+    """Of the sentence encoder that is at hand; empty where there is none."""
+    return ENCODER if downloads.present(ENCODER) else ""
+
+
+@torch.no_grad()
+def meanings(texts: Sequence[str]) -> Float[Tensor, "n E"] | None:
+    """Unit vectors of texts; None where no encoder is at hand."""
+    if not encoder_name() or not texts:
+        return None
+    from ...models import mean_pooled
+
+    with _READING:
+        model, tokenizer = _encoder()
+    rows: list[Tensor] = []
+    for text in texts:
+        ids = tokenizer.encode(text, framed=True)[: int(model.context or 512)]  # pyright: ignore
+        rows.append(mean_pooled(model(torch.tensor([ids])).last)[0])
+    return torch.stack(rows)
+
+
+__all__ = ["ENCODER", "PLAIN", "Finder", "encoder_name", "finder_of", "finding_layers", "meanings"]
