@@ -17,10 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from stored import BASE, heard, imprint, replay
+from stored import said as spoken
 
 from regard.identity.state import Identity
 from regard.identity.store import Event, IdentityStore
@@ -116,6 +118,7 @@ def crash(place: dict[str, Any], kills: int, seed: int) -> dict[str, Any]:
             "lost": sorted(set(said) - {x.id for x in log}),
             "commits": store.verify("mara"),
             "twice": len(texts) - len(set(texts)),
+            "episodes": len(store.load("mara").episodes) - len([e for e in store.journal("mara") if e.text]),
             "drafts": len(list(store.blobs.folder.glob(".draft-*"))),
         }
 
@@ -150,6 +153,7 @@ def writers(place: dict[str, Any], count: int, commits: int) -> dict[str, Any]:
             "lost": sorted(set(said) - {x.id for x in log}),
             "commits": store.verify("mara"),
             "experiences": store.load("mara").life.experiences,
+            "episodes": len({e.digest for e in store.load("mara").episodes}),
             "texts": len({e.text for e in store.journal("mara") if e.text}),
             "seconds": round(time.time() - began, 2),
         }
@@ -185,19 +189,22 @@ def forgetting(place: dict[str, Any], kills: int, seed: int) -> dict[str, Any]:
         store.verify("mara")
         if any(e.source == "secret" for x in store.log("mara") for e in store.events(x.id)):
             store.forget("mara", "secret", replay)
-        named = {x.blob for x in store.log("mara")}
+        log = store.log("mara")
+        named = {x.blob for x in log} | {e.digest for x in log for e in store.load(x.id).episodes}
         verified, kept = store.verify("mara"), {p.stem for p in store.blobs.folder.glob("*/*.safetensors")}
         # A blob that was written for a commit that never came is nobody's, and goes with the rest.
         store.gc(grace=0)
         swept = {p.stem for p in store.blobs.folder.glob("*/*.safetensors")}
     folder = store.blobs.folder.parent
+    # As text in the tables, and as the tokens of an episode.
+    words = (b"secret word", spoken(heard("secret", "secret word"), 0).tokens.numpy().tobytes())
     return {
         "errors": [line for line in said if line.startswith("!")],
         "forgotten": sum(line.startswith("forget") for line in said),
         "commits": verified,
         "missing": len(named - kept),
         "stray": len(swept - named),
-        "left": [p.name for p in folder.rglob("*") if p.is_file() and b"secret word" in p.read_bytes()],
+        "left": [p.name for p in folder.rglob("*") if p.is_file() and any(w in p.read_bytes() for w in words)],
     }
 
 

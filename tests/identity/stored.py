@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import torch
 from hypothesis import strategies as st
+from lives import episode
 
+from regard.identity.episodes import Episode
 from regard.identity.packed import Packed
 from regard.identity.state import Base, Identity, Imprints, Life, SelfState, TraceState
 from regard.identity.store import Event
@@ -18,7 +20,13 @@ OTHER = replace(BASE, fingerprint="cd" * 32, name="another")
 
 
 def person(
-    seed: int = 0, *, imprints: int = 3, rank: int = 2, sources: Sequence[str] = ("mara",), form: str | None = "key_bias"
+    seed: int = 0,
+    *,
+    imprints: int = 3,
+    rank: int = 2,
+    sources: Sequence[str] = ("mara",),
+    form: str | None = "key_bias",
+    episodes: int = 2,
 ) -> Identity:
     g = torch.Generator().manual_seed(seed)
     width = G * D * (2 if form == "self_token" else 1)
@@ -32,7 +40,8 @@ def person(
         weight=torch.rand(shape[:3], generator=g), **{name: torch.rand(imprints, generator=g) for name in ("shock", "worth")},
     )  # fmt: skip
     life = Life(seed + 1, 10 * seed, 0, 3.5, 1.25, (0.5, 0.75))
-    return Identity(BASE, me, trace, kept, tuple(sources), life)
+    lived = tuple(episode(100 * seed + i, source=sources[i % len(sources)]) for i in range(episodes))
+    return Identity(BASE, me, trace, kept, tuple(sources), life, episodes=lived)
 
 
 def imprint(identity: Identity, event: Event) -> Identity:
@@ -49,7 +58,15 @@ def imprint(identity: Identity, event: Event) -> Identity:
     )  # fmt: skip
     life = replace(identity.life, experiences=identity.life.experiences + 1, tokens=identity.life.tokens + 11)
     me = SelfState(torch.tanh(0.9 * old + 0.1 * torch.randn(L, G * D, generator=g)))
-    return replace(identity, self=me, imprints=identity.imprints.joined(moment), sources=sources, life=life)
+    lived = (*identity.episodes, said(event, identity.life.tokens))
+    return replace(identity, self=me, imprints=identity.imprints.joined(moment), sources=sources, life=life, episodes=lived)
+
+
+def said(event: Event, position: int) -> Episode:
+    """What an event said, a token a letter."""
+    letters = torch.tensor(list((event.text or "?").encode("utf-8", "surrogatepass")[:400]), dtype=torch.int32)
+    keys = Packed.of(torch.cos(letters[:, None] * torch.arange(1.0, 1.0 + G * D)))
+    return Episode(letters, keys, "user", str(event.source), position, torch.zeros(4))
 
 
 def replay(identity: Identity, events: Sequence[Event]) -> Identity:
@@ -70,6 +87,7 @@ def people() -> st.SearchStrategy[Identity]:
         person,
         st.integers(0, 10**6),
         imprints=st.integers(0, 5),
+        episodes=st.integers(0, 4),
         rank=st.integers(0, D),
         sources=names,
         form=st.sampled_from([None, "key_bias", "self_token"]),

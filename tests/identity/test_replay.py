@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lives import short_sleeps
 
-from regard.errors import RegardError
+from regard.errors import RegardError, RegardWarning
 from regard.identity import Identity, IdentityStore, Rule, SelfRule, SleepRule, TraceRule, base_of
-from regard.identity.sleep.consolidate import consolidate
+from regard.identity.sleep.consolidate import Look, consolidate
 from regard.identity.speaking import living
 from regard.identity.store import Event
 from regard.identity.store.replay import apply_event, content, cut, history, imprint_event, replay, sleep_event, sleep_rule
@@ -90,23 +92,61 @@ def test_forget_proves_that_the_rest_is_all_there_is(model: Model, tmp_path: Pat
         assert store.load("mara").sources == ("diary", "letter")
 
 
-def test_a_night_is_slept_again_to_the_same_state(model: Model, monkeypatch: pytest.MonkeyPatch):
-    def middle(body: object, work: Identity, items: object) -> float:
-        """A random model has nothing to learn: here the self helps until it has moved so far, and then hurts."""
-        assert work.self is not None
-        return abs(float(work.self.s.abs().mean()) - far)
+def test_events_that_name_the_retired_keeper_happen_again_with_the_default_and_can_be_forgotten(model: Model, tmp_path: Path):
+    def told(text: str, source: str, keep: str) -> Event:
+        event = imprint_event(text, source=source, rule=Rule(share=0.5, episodes=False))
+        return replace(event, rule={**event.rule, "keep": keep}, time=0.0)
 
-    monkeypatch.setattr(sys.modules[consolidate.__module__], "_mean_loss", middle)
+    old, new = (
+        [told("I am Mara.", "diary", keep), told("The boat leaves at nine.", "letter", keep)]
+        for keep in ("learned", Rule().keep or "")
+    )
+    assert len(life(model, *old).imprints) > 0
+    assert life(model, *old).digest() == life(model, *new).digest()
+    with IdentityStore(tmp_path / "people.db") as store:
+        store.new("mara", Identity.new(base_of(model)))
+        for event in old:
+            store.update("mara", lambda me, event=event: apply_event(model, TOKENIZER, me, event), event=event)
+        proof = store.forget("mara", "diary", replay(model, TOKENIZER))
+        assert proof.after == proof.again == life(model, new[1]).digest()
+        assert store.load("mara").sources == ("letter",)
+
+
+def test_a_night_is_slept_again_to_the_same_state(model: Model, monkeypatch: pytest.MonkeyPatch):
+    short_sleeps(monkeypatch)
+    module = sys.modules[consolidate.__module__]
+    # A random model has nothing to learn: here a night helps until its third step, and then hurts.
+    monkeypatch.setattr(module, "_looked", lambda body, who, lessons, step: Look(step, abs(step - 3.0), 0, 1.0))
     mara = life(model, DIARY, CHAT)
-    assert mara.self is not None
-    far = float(mara.self.s.abs().mean()) + 0.004
-    rule = SleepRule(steps=5, look_every=1, questions=3, held_back=1, rate=0.01, self_rate=0.01)
+    rule = SleepRule(steps=5, look_every=1, batch=2)
     after, slept = consolidate(model, mara, history([DIARY, CHAT], TOKENIZER), TOKENIZER, rule)
     assert 0 < slept.best_step < rule.steps
     night = sleep_event(rule, slept)
     assert sleep_rule(Event.read(json.loads(night.body())).rule) == rule
-    assert life(model, DIARY, CHAT, night).digest() == after.digest()
+    assert life(model, DIARY, CHAT, night).digest() == after.digest() != mara.digest()
     assert life(model, night).digest() == Identity.new(base_of(model)).digest()
+
+
+RETELLING = {
+    "steps": 12, "parts": ["self", "imprints"], "form": "self_token", "rank": 8, "rate": 0.009, "self_rate": 0.015,
+    "value_rate": 0.04, "anchor": 1.5, "calm": 4.0, "questions": 10, "held_back": 3, "look_every": 6, "seed": 7, "until": 6,
+}  # fmt: skip
+
+
+def test_a_night_that_retold_is_slept_again_by_the_rule_of_today_and_says_so(model: Model, monkeypatch: pytest.MonkeyPatch):
+    short_sleeps(monkeypatch)
+    assert sleep_rule(RETELLING) == SleepRule(parts=("self", "imprints"), seed=7)
+    seen: list[SleepRule] = []
+    module = sys.modules["regard.identity.store.replay"]
+
+    def night(model: Model, who: Identity, *rest: object, **more: object) -> tuple[Identity, None]:
+        seen.extend(x for x in rest if isinstance(x, SleepRule))
+        return who, None
+
+    monkeypatch.setattr(module, "consolidate", night)
+    with pytest.warns(RegardWarning, match="slept again by today's rule"):
+        life(model, DIARY, Event("sleep", rule=RETELLING, seed=7))
+    assert seen == [SleepRule(parts=("self", "imprints"), seed=7)]
 
 
 def test_a_rule_of_another_version_and_an_event_without_text_are_refused(model: Model):

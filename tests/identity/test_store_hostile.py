@@ -349,7 +349,7 @@ def test_the_default_place_is_the_home_of_regard(tmp_path: Path, monkeypatch: py
     folder = tmp_path / "home" / "identities"
     assert (folder / "identities.db").is_file()
     assert folder.stat().st_mode & 0o077 == 0, "what people said is nobody else's to read"
-    assert len(list((folder / "identities.blobs").glob("*/*.safetensors"))) == 1
+    assert len(list((folder / "identities.blobs").glob("*/*.safetensors"))) == 1 + len(person().episodes)
 
 
 def test_sqlite_is_set_up_to_keep_what_it_acknowledged(store: IdentityStore) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import test_store
 from test_store import *  # noqa: F403
-from test_store import Open, heard, imprint, mara, replay, store  # noqa: F401
+from test_store import Open, heard, imprint, mara, person, replay, store  # noqa: F401
 from test_store_crash import Drive, drive  # noqa: F401
+from test_store_episodes import *  # noqa: F403
 from test_store_forget import (  # noqa: F401
     test_a_fork_is_found_by_ancestry_and_an_import_by_its_events,
     test_a_state_that_came_without_its_events_is_found_by_its_imprints,
@@ -74,7 +75,8 @@ def test_eight_writers_of_fifty_commits_each_all_land_in_one_chain(drive: Drive,
     found = drive(do="writers", place=place, count=8, commits=50)
     assert found["errors"] == []
     assert found["lost"] == []
-    assert (found["acknowledged"], found["commits"], found["experiences"], found["texts"]) == (400, 401, 400, 400)
+    counts = [found[k] for k in ("acknowledged", "commits", "experiences", "texts", "episodes")]
+    assert counts == [400, 401, 400, 400, 400]
 
 
 def test_many_processes_may_open_a_new_store_at_once(drive: Drive, place: dict[str, str]) -> None:  # noqa: F811
@@ -83,7 +85,7 @@ def test_many_processes_may_open_a_new_store_at_once(drive: Drive, place: dict[s
 
 def test_fifty_kills_lose_no_acknowledged_commit_and_repeat_none(drive: Drive, place: dict[str, str]) -> None:  # noqa: F811
     found = drive(do="crash", place=place, kills=50, seed=3)
-    assert (found["errors"], found["lost"], found["twice"]) == ([], [], 0)
+    assert (found["errors"], found["lost"], found["twice"], found["episodes"]) == ([], [], 0, 0)
     assert found["acknowledged"] > 25
     assert found["acknowledged"] + 1 <= found["commits"] <= found["acknowledged"] + 51
 
@@ -193,15 +195,23 @@ def test_a_server_that_is_read_only_is_read(mara: IdentityStore, place: dict[str
             c.execute(delete(names))
 
 
-def test_a_server_of_schema_1_is_upgraded(mara: IdentityStore, open_store: Open) -> None:  # noqa: F811
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_server_of_an_older_schema_is_upgraded(store: IdentityStore, open_store: Open, number: int) -> None:  # noqa: F811
     from sqlalchemy import text
 
-    log = mara.log("mara")
-    with mara.db.write() as c:
-        c.execute(text("DROP TABLE identity_seals"))
-        c.execute(text("UPDATE identity_schema SET version = 1"))
+    for seed in range(2):
+        store.new(f"p{seed}", person(seed, episodes=0))
+    log = store.log("p1")
+    with store.db.write() as c:
+        c.execute(text("DROP TABLE identity_episodes"))
+        if number == 1:
+            c.execute(text("DROP TABLE identity_seals"))
+        c.execute(text(f"UPDATE identity_schema SET version = {number}"))
     with open_store() as again:
-        assert again.log("mara") == log
+        assert again.log("p1") == log
         assert again.check().problems == []
         with again.db.read() as c:
             assert c.scalar(text("SELECT max(version) FROM identity_schema")) == newest()
+        event = heard("mara", "and on")
+        again.update("p1", lambda me: imprint(me, event), event=event)
+        assert len(again.load("p1").episodes) == 1

@@ -1,7 +1,7 @@
 """Identities on disk: append-only commits, forks, rollbacks, and forgetting that is verified by replay."""
 
 from .check import Checked, Finding
-from .difference import Change, Diff, compare
+from .difference import Change, Diff, EpisodeSummary, compare
 from .errors import MissingBlobError, StaleError, StoreError
 from .forget import Forgotten, Replay
 from .proof import Searched
@@ -9,6 +9,6 @@ from .records import Commit, Event, label_of, unique_source
 from .store import Collected, IdentityStore
 
 __all__ = [
-    "Change", "Checked", "Collected", "Commit", "Diff", "Event", "Finding", "Forgotten", "IdentityStore", "MissingBlobError", "Replay",
+    "Change", "Checked", "Collected", "Commit", "Diff", "EpisodeSummary", "Event", "Finding", "Forgotten", "IdentityStore", "MissingBlobError", "Replay",
     "Searched", "StaleError", "StoreError", "compare", "label_of", "unique_source",
 ]  # fmt: skip

@@ -53,7 +53,8 @@ def _write(store: IdentityStore, draft: Path) -> None:
             counts = copy_rows(c, into)
             blobs = store.db.blobs(c)
         for blob in sorted(blobs):
-            copy.blobs.put(store.blobs.get(blob))
+            # Under its own name, whatever it holds: the check below reads all of it.
+            copy.blobs.put(store.blobs.read(blob), blob)
         report = check(copy)
         if not report.sound:
             raise CheckpointError(f"this store is damaged, and was not backed up: {report.problems[0]}")
@@ -88,12 +89,18 @@ def _settle(folder: Path) -> None:
 
 
 def copy_rows(c: Connection, into: Connection) -> dict[str, int]:
-    """All commits, events and names from one database into an empty one; parents come before those that name them."""
-    from .schema import commits, events, names, seals
+    """All commits, episodes, events and names from one database into an empty one; parents come before those that name them."""
+    from .schema import commits, episodes, events, names, seals
     from sqlalchemy import insert, select  # isort: skip
 
     counts: dict[str, int] = {}
-    order = {commits: commits.c.number, events: events.c.commit_id, names: names.c.name, seals: seals.c.key}
+    order = {
+        commits: commits.c.number,
+        episodes: episodes.c.number,
+        events: events.c.commit_id,
+        names: names.c.name,
+        seals: seals.c.key,
+    }
     for table, column in order.items():
         rows = [dict(row) for row in c.execute(select(table).order_by(column)).mappings()]
         for i in range(0, len(rows), ROWS):

@@ -22,15 +22,16 @@ class Blobs:
     def path(self, blob: str) -> Path:
         return self.folder / blob[:2] / f"{blob}.safetensors"
 
-    def put(self, data: bytes) -> str:
-        """Keep `data`; when this returns it survives a power cut."""
-        blob = hashlib.sha256(data).hexdigest()
+    def put(self, data: bytes, name: str | None = None) -> str:
+        """Keep `data`, under a name that stands for its content, by default its hash; when this returns it survives a power cut."""
+        blob = name or hashlib.sha256(data).hexdigest()
         path = self.path(blob)
         try:
-            if not self._refresh(blob, data):
+            if self._refresh(blob, data):
+                # The name may be another writer's, who died before syncing the folder.
+                sync(path.parent)
+            else:
                 self._write(path, data)
-            # The name may be another writer's, who died before syncing the folder.
-            sync(path.parent)
         except OSError as error:
             raise StoreError(
                 f"{len(data):,} bytes could not be written to {self.folder}: {error.strerror or error}; nothing was committed, "
@@ -53,13 +54,17 @@ class Blobs:
             sync(self.folder)
         write_bytes(path, data, private=True, drafts=self.folder)
 
-    def get(self, blob: str) -> bytes:
+    def read(self, blob: str) -> bytes:
+        """Whatever stands under that name."""
         try:
-            data = read_plain(self.path(blob), LARGEST)
+            return read_plain(self.path(blob), LARGEST)
         except CheckpointError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise MissingBlobError(blob, f"{error}; restore it or roll back") from error
             raise
+
+    def get(self, blob: str) -> bytes:
+        data = self.read(blob)
         if hashlib.sha256(data).hexdigest() != blob:
             raise CheckpointError(f"{self.path(blob)} is damaged: what it holds has another hash; restore it or roll back")
         return data

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Literal
 
 from ... import files
 from ...errors import CheckpointError, RegardError
-from .records import Commit, Event, journal_hash, strict_json
+from .reading import expect_whole
+from .records import Commit, EpisodeRow, Event, journal_hash, lists, reached, strict_json
 
 if TYPE_CHECKING:
     from .database import Connection
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 Grave = Literal["lost", "untidy"]
 RESTORE = "restore a backup: regard identity restore"
 GC = "regard identity gc"
+MOST_SHOWN = 3
+"""Commits that a problem names; the first ones are those to roll back behind."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Checked:
     commits: int = 0
     events: int = 0
     blobs: int = 0
+    """Of states; one for each episode comes on top of them."""
+    episodes: int = 0
     problems: list[Finding] = field(default_factory=list[Finding])
 
     @property
@@ -59,8 +64,44 @@ class Checked:
         self.problems.append(Finding(where, str(what), todo, grave))
 
     def __str__(self) -> str:
-        counts = f"{self.names} names, {self.commits} commits, {self.events} events and {self.blobs} blobs"
+        counts = (
+            f"{self.names} names, {self.commits} commits, {self.events} events, {self.episodes} episodes and {self.blobs} blobs"
+        )
         return "\n".join([f"{counts}: {'sound' if self.sound else 'damaged'}", *(f"  {p}" for p in self.problems)])
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Commits, rows of episodes and heads, to say whom a lost file concerns."""
+
+    commits: dict[str, Commit]
+    episodes: dict[str, EpisodeRow]
+    heads: dict[str, str]
+
+    def of_state(self, blob: str) -> list[Commit]:
+        return [x for x in self.commits.values() if x.blob == blob]
+
+    def of_episode(self, blob: str) -> list[Commit]:
+        """Those whose list goes through it."""
+        after: set[str] = set()
+        # Each row comes before those that follow it.
+        for row in self.episodes.values():
+            if row.blob == blob or row.previous in after:
+                after.add(row.id)
+        return [x for x in self.commits.values() if x.last_episode in after]
+
+    def described(self, held: list[Commit]) -> str:
+        ids = {x.id for x in held}
+        names: list[str] = []
+        for name, head in self.heads.items():
+            at: str | None = head
+            while at in self.commits and at not in ids:
+                at = self.commits[at].parent
+            if at in ids:
+                names.append(name)
+        shown = ", ".join(x.id[:12] for x in sorted(held, key=lambda x: x.number)[:MOST_SHOWN])
+        more = f" and {len(held) - MOST_SHOWN} more" if len(held) > MOST_SHOWN else ""
+        return f"in {', '.join(names) or 'no name'}: commit {shown}{more}"
 
 
 def check(store: IdentityStore) -> Checked:
@@ -73,6 +114,7 @@ def check(store: IdentityStore) -> Checked:
                 report.add("database", what, RESTORE)
             rows = _commits(store, c, report)
             journals = _events(store, c, report, rows)
+            episodes = _episodes(store, c, report, rows)
             heads = _heads(store, c, report, rows)
             doomed = set(store.db.doomed(c))
     except RegardError as error:
@@ -80,7 +122,7 @@ def check(store: IdentityStore) -> Checked:
         return report
     _reached(report, rows, heads)
     report.events = sum(map(len, journals.values()))
-    _blobs(store, report, rows, doomed)
+    _blobs(store, report, Holders(rows, episodes, heads), doomed)
     _untidy(store, report, doomed)
     return report
 
@@ -139,6 +181,22 @@ def _events(store: IdentityStore, c: Connection, report: Checked, rows: dict[str
     return journals
 
 
+def _episodes(store: IdentityStore, c: Connection, report: Checked, rows: dict[str, Commit]) -> dict[str, EpisodeRow]:
+    """Every row against its hash and the one before it, and against what the commits say of it."""
+    try:
+        episodes = store.db.episode_rows(c)
+    except CheckpointError as error:
+        report.add("episodes", error, RESTORE)
+        return {}
+    for commit in rows.values():
+        if not lists(episodes, commit):
+            report.add(f"commit {commit.id[:12]}", f"not all of its {commit.episodes} episodes are there", RESTORE)
+    lost = len(episodes) - len(reached(episodes, rows.values()))
+    if lost:
+        report.add("episodes", f"no commit leads to {lost} of them", RESTORE)
+    return episodes
+
+
 def _heads(store: IdentityStore, c: Connection, report: Checked, rows: dict[str, Commit]) -> dict[str, str]:
     try:
         heads = store.db.heads(c)
@@ -166,22 +224,41 @@ def _reached(report: Checked, rows: dict[str, Commit], heads: dict[str, str]) ->
         report.add("names", f"no name leads to {len(lost)} commits, the last of them {tip.id[:12]}", RESTORE)
 
 
-def _blobs(store: IdentityStore, report: Checked, rows: dict[str, Commit], doomed: set[str]) -> None:
-    seen: dict[str, Commit] = {x.blob: x for x in rows.values()}
-    for blob, commit in seen.items():
+def _blobs(store: IdentityStore, report: Checked, holders: Holders, doomed: set[str]) -> None:
+    episodes = {x.blob for x in holders.episodes.values()}
+    sources: dict[str, str] = {}
+    for blob in sorted(episodes):
         try:
-            store.identity_of(commit)
+            sources[blob] = store.episode(blob, anew=True).source
         except RegardError as error:
-            with contextlib.suppress(RegardError):
-                # Removed, with its commit, since the tables were read.
-                if not store.holds(commit.id):
-                    continue
-            report.add(f"blob {blob[:12]}", error, f"{RESTORE}, or roll back to before commit {commit.id[:12]}")
-            continue
-        report.blobs += 1
-    stray = [p for p in store.blobs.folder.glob("*/*") if p.stem not in seen and p.stem not in doomed]
+            _lost(store, report, f"episode {blob[:12]}", error, holders.of_episode(blob), holders)
+    sound: set[str] = set()
+    wrong: set[str] = set()
+    # A list that has a gap is a problem already, and has no digest.
+    for commit in {x.digest: x for x in holders.commits.values() if lists(holders.episodes, x)}.values():
+        try:
+            expect_whole(commit, store.state_of(commit), holders.episodes, sources)
+            sound.add(commit.blob)
+        except RegardError as error:
+            if commit.blob not in wrong:
+                wrong.add(commit.blob)
+                _lost(store, report, f"blob {commit.blob[:12]}", error, holders.of_state(commit.blob), holders)
+    report.blobs, report.episodes = len(sound - wrong), len(sources)
+    named = episodes | {x.blob for x in holders.commits.values()} | doomed
+    stray = [p for p in store.blobs.folder.glob("*/*") if p.stem not in named]
     if stray:
         report.add("blobs", f"{len(stray)} files that no commit names, such as {stray[0].name[:20]}", GC, "untidy")
+
+
+def _lost(store: IdentityStore, report: Checked, where: str, error: RegardError, held: list[Commit], holders: Holders) -> None:
+    """What is damaged, and who holds it; nothing where all of them were removed since the tables were read."""
+    with contextlib.suppress(RegardError):
+        if not any(store.holds(commit.id) for commit in held):
+            return
+    first = min(held, key=lambda x: x.number)
+    report.add(
+        where, f"{error} ({holders.described(held)})", f"{RESTORE}, or roll back to before commit {first.id[:12]}",
+    )  # fmt: skip
 
 
 def _untidy(store: IdentityStore, report: Checked, doomed: set[str]) -> None:

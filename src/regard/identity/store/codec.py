@@ -1,4 +1,5 @@
-"""An identity as bytes and back: one safetensors file, its settings in the header, everything checked before it is used.
+"""An identity as bytes and back: one safetensors file, its settings in the header, everything checked before it is used. An episode
+likewise, in a file of its own; only an export has both in one.
 
 The header's only entry is the settings: safetensors keeps several in no fixed order, and one state must have one hash.
 """
@@ -11,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 import torch
+from torch import Tensor
 
 from ...errors import CheckpointError, RegardError, StateError
-from ..folder import LARGEST, Settings, unpack, upgraded
+from ..episodes import Episode, packed_together, taken_apart
+from ..folder import LARGEST, MOST_EPISODES, Settings, unpack, upgraded
 from ..state import Base, Identity, Imprints, Life
 from .errors import StoreError
 from .records import canonical, checked_source, strict_json
@@ -30,39 +33,92 @@ TYPES = {
     **{f"{part}.{name}": dtype for part in ("trace.left", "imprints.k", "imprints.v") for name, dtype in _PACKED.items()},
     **{f"imprints.{f.name}": _WORDS[getattr(_NONE, f.name).dtype] for f in fields(_NONE) if f.name not in ("k", "v")},
 }
+EPISODE = "episode"
+EPISODE_TYPES = {
+    "tokens": "I32",
+    "usual": "F32",
+    **{f"{part}.{name}": dtype for part in ("keys", "meaning") for name, dtype in _PACKED.items()},
+}
+LIVED = "episodes."
+"""Begins the names of the episodes' tensors in a file that holds them beside their identity."""
 BYTES = {"F32": 4, "I32": 4, "F16": 2, "I8": 1}
 
 
 def encode(identity: Identity, **more: object) -> bytes:
+    """All but its episodes."""
     from safetensors.torch import save
 
-    config = {**identity.config(), "parent": None}
-    # Copies, because safetensors refuses tensors that are views of one memory.
-    data = save({name: t.clone() for name, t in identity.tensors().items()}, metadata={ENTRY: canonical({**config, **more})})
+    data = save(identity.tensors(), metadata={ENTRY: canonical({**identity.config(), "parent": None, **more})})
     if len(data) > LARGEST:
         raise StoreError(f"an identity of {len(data) / 1e6:,.0f} MB; at most {LARGEST / 1e6:.0f} MB are kept: drop imprints")
     return data
 
 
+def encode_whole(identity: Identity, **more: object) -> bytes:
+    """With its episodes."""
+    from safetensors.torch import save
+
+    facts, lived = packed_together(identity.episodes)
+    tensors = identity.tensors() | {f"{LIVED}{name}": t for name, t in lived.items()}
+    return save(tensors, metadata={ENTRY: canonical({**identity.config(), "parent": None, "episodes": facts, **more})})
+
+
+def encode_episode(episode: Episode) -> bytes:
+    from safetensors.torch import save
+
+    # Copies, because safetensors refuses tensors that are views of one memory, as those of a folder are.
+    tensors = {name: t.clone(memory_format=torch.contiguous_format) for name, t in episode.tensors().items()}
+    return save(tensors, metadata={EPISODE: canonical(episode.facts())})
+
+
+def decode_episode(data: bytes, digest: str, what: str) -> Episode:
+    """The episode of that digest; anything else is refused."""
+    extra = read_header(data, what, EPISODE_TYPES).pop("__metadata__", None)
+    if not isinstance(extra, dict) or set(extra) != {EPISODE}:
+        raise CheckpointError(f"{what} is damaged: it holds no episode; restore it or roll back")
+    facts = strict_json(extra[EPISODE], f"the facts in {what}")
+    if not isinstance(facts, dict):
+        raise CheckpointError(f"{what} is damaged: the facts of its episode are {facts!r:.60}; restore it or roll back")
+    try:
+        episode = Episode.build(facts, unpack(data))
+    except RegardError as error:
+        raise CheckpointError(f"{what} is damaged: {error}; restore it or roll back") from error
+    if episode.digest != digest:
+        raise CheckpointError(f"{what} is damaged: it holds another episode; restore it or roll back")
+    return episode
+
+
 def decode(data: bytes, what: str) -> tuple[Identity, Settings]:
-    """The identity, and whatever else stands beside its settings."""
-    header = read_header(data, what)
+    """The identity without episodes, and whatever else stands beside its settings."""
+    config, more = _settings(read_header(data, what, TYPES), what)
+    return build(config, unpack(data), what), more
+
+
+def decode_whole(data: bytes, what: str) -> tuple[Identity, Settings]:
+    """The identity with its episodes."""
+    types = TYPES | {f"{LIVED}{name}": dtype for name, dtype in EPISODE_TYPES.items()}
+    config, more = _settings(read_header(data, what, types), what)
+    tensors = unpack(data, LARGEST + MOST_EPISODES)
+    lived = {name.removeprefix(LIVED): tensors.pop(name) for name in list(tensors) if name.startswith(LIVED)}
+    return build(config, tensors, what, taken_apart(more.pop("episodes", []), lived)), more
+
+
+def _settings(header: Settings, what: str) -> tuple[Settings, Settings]:
     extra = header.pop("__metadata__", None)
     config = strict_json(extra[ENTRY], f"the settings in {what}") if isinstance(extra, dict) and ENTRY in extra else None
     if not isinstance(config, dict):
         raise CheckpointError(f"{what} has no settings of an identity in its header")
     known = set(Identity.new(Base("", 1, 1, 1)).config())
     more = {key: config.pop(key) for key in set(config) - known}
-    return build(config, data, what), more
+    return config, more
 
 
-def build(config: Settings, data: bytes, what: str) -> Identity:
+def build(config: Settings, tensors: Mapping[str, Tensor], what: str, episodes: tuple[Episode, ...] = ()) -> Identity:
     try:
-        read_header(data, what)
         # In this schema first: what is checked is what is built.
-        config, tensors = upgraded(config, unpack(data))
+        config, tensors = upgraded(config, tensors)
         check_config(config)
-        identity = Identity.build(config, tensors)
+        identity = Identity.build(config, tensors, episodes)
         # Asked from below: the absolute value of an int8's −128 is −128 again.
         if identity.trace is not None and bool((identity.trace.signs < -1).any()):
             raise StateError(f"the signs of a trace are −1, 0 or 1, not {int(identity.trace.signs.min())}")
@@ -73,7 +129,7 @@ def build(config: Settings, data: bytes, what: str) -> Identity:
         raise CheckpointError(f"{what} holds no sound identity: {error}") from error
 
 
-def read_header(data: bytes, what: str) -> Settings:
+def read_header(data: bytes, what: str, types: Mapping[str, str]) -> Settings:
     """Names, types, shapes and places of all tensors, refused here if they do not fit each other or the file."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(len(data) - 8, MOST_HEADER):
@@ -87,11 +143,11 @@ def read_header(data: bytes, what: str) -> Settings:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        if name not in TYPES:
-            raise CheckpointError(f"{what} has a tensor {name!r:.80}, and an identity has none of that name")
+        if name not in types:
+            raise CheckpointError(f"{what} has a tensor {name!r:.80}, and there is none of that name in such a file")
         match entry:
             case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
-                fits = all(type(n) is int and n >= 0 for n in shape) and dtype == TYPES[name] and 0 <= start <= stop <= end
+                fits = all(type(n) is int and n >= 0 for n in shape) and dtype == types[name] and 0 <= start <= stop <= end
                 if not fits or math.prod(shape) * BYTES[dtype] != stop - start:
                     raise CheckpointError(f"{name} of {what} is {dtype} {shape!r:.80} in {stop - start} bytes of {end}")
             case _:
@@ -130,7 +186,7 @@ def _typed(section: object, types: Mapping[str, type], what: str) -> None:
 def readable(identity: Identity, data: bytes) -> None:
     """What would not come back as it was must not be written."""
     try:
-        back = decode(data, "this identity")[0].digest()
+        back = decode(data, "this identity")[0].digest_with(e.digest for e in identity.episodes)
     except CheckpointError as error:
         raise StateError(f"this identity would not be read back: {error}") from error
     if back != identity.digest():
@@ -138,4 +194,13 @@ def readable(identity: Identity, data: bytes) -> None:
         raise StateError(f"this identity would come back with other numbers; give its counters as plain ints and floats: {odd}")
 
 
-__all__ = ["build", "decode", "encode", "readable"]
+def readable_episode(episode: Episode, data: bytes) -> None:
+    try:
+        decode_episode(data, episode.digest, "it")
+    except CheckpointError as error:
+        raise StateError(f"an episode by {episode.source!r:.60} would not be read back: {error}") from error
+
+
+__all__ = [
+    "build", "decode", "decode_episode", "decode_whole", "encode", "encode_episode", "encode_whole", "readable", "readable_episode",
+]  # fmt: skip

@@ -5,14 +5,16 @@ Two sources may have one name, such as a date. They are told apart by their even
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import CheckpointError
+from ..episodes import Episode
 from ..state import Identity
-from .proof import fragments_of_state, fragments_of_text
-from .records import Commit, Event, strict_json
+from .proof import fragments_of_episode, fragments_of_state, fragments_of_text
+from .records import Commit, EpisodeRow, Event, reached, strict_json
 
 if TYPE_CHECKING:
     from .database import Connection
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Written:
-    """All that one source wrote into one history."""
+    """All that one source wrote into one history, or one event of it."""
 
     source: str
     commits: frozenset[str]
@@ -31,31 +33,71 @@ class Written:
     texts: frozenset[str]
     moments: frozenset[bytes]
     """Its imprints: the keys of each."""
+    episodes: frozenset[str]
+    """Their digests."""
     fragments: frozenset[bytes]
-    """Of texts and states, as they would lie in a file."""
+    """Of texts, states and episodes, as they would lie in a file."""
 
     @classmethod
     def of(
-        cls, store: IdentityStore, source: str, theirs: Sequence[Event], chain: Sequence[tuple[Commit, Sequence[Event]]]
+        cls,
+        store: IdentityStore,
+        source: str,
+        theirs: Sequence[Event],
+        chain: Sequence[tuple[Commit, Sequence[Event]]],
+        after: Identity | None = None,
     ) -> Written:
-        held = [x for x, events in chain if source in (x.source, *x.sources) or any(e.source == source for e in events)]
-        states: list[Identity] = []
-        for commit in {x.blob: x for x in held if source in x.sources}.values():
-            try:
-                states.append(store.identity_of(commit))
-            except CheckpointError:
-                # A state that is lost can be forgotten all the same.
-                continue
+        """From a history, youngest first. `after` is what remains where one event goes; without it, all of the source does."""
+        with store.db.read() as c:
+            rows = store.db.episode_rows(c)
+        by_event = [any(e in theirs for e in events) for _, events in chain]
+        if after is None:
+            held = [x for i, (x, _) in enumerate(chain) if by_event[i] or source in (x.source, *x.sources)]
+            wrote, stays = _Left.by(store, source, held, rows), _Left()
+        else:
+            # A state that came after the event was made with it, also where no imprint of it is left: places count on.
+            first = max((i for i, here in enumerate(by_event) if here), default=-1) + 1
+            held = [x for i, (x, _) in enumerate(chain) if by_event[i]]
+            wrote, stays = (_Left.by(store, source, [x for x, _ in part], rows) for part in (chain[:first], chain[first:]))
+            stays = _Left([*stays.states, after], [*stays.episodes, *(e for e in after.episodes if e.source == source)])
         texts = {e.text for e in theirs if e.text}
-        parts = fragments_of_text(texts).union(*(fragments_of_state(x, source) for x in states))
         return cls(
             source,
             frozenset(x.id for x in held),
             frozenset(e.body() for e in theirs),
             frozenset(texts),
-            frozenset(m for x in states for m in moments(x, source)),
-            frozenset(parts),
+            frozenset(wrote.moments(source) - stays.moments(source)),
+            frozenset({e.digest for e in wrote.episodes} - {e.digest for e in stays.episodes}),
+            frozenset(fragments_of_text(texts) | (wrote.fragments(source) - stays.fragments(source))),
         )
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What a source left in some commits."""
+
+    states: Sequence[Identity] = ()
+    episodes: Sequence[Episode] = ()
+
+    @classmethod
+    def by(cls, store: IdentityStore, source: str, commits: Sequence[Commit], rows: Mapping[str, EpisodeRow]) -> _Left:
+        states: list[Identity] = []
+        episodes: list[Episode] = []
+        # What is lost, of a state or of an episode, can be forgotten all the same.
+        for commit in {x.blob: x for x in commits if source in x.sources}.values():
+            with contextlib.suppress(CheckpointError):
+                states.append(store.state_of(commit))
+        for blob in {rows[id].blob for id in reached(rows, commits)}:
+            with contextlib.suppress(CheckpointError):
+                episodes.append(store.episode(blob))
+        return cls(states, [e for e in episodes if e.source == source])
+
+    def moments(self, source: str) -> set[bytes]:
+        return {m for x in self.states for m in moments(x, source)}
+
+    def fragments(self, source: str) -> set[bytes]:
+        parts = [*(fragments_of_state(x, source) for x in self.states), *(fragments_of_episode(e) for e in self.episodes)]
+        return set[bytes]().union(*parts)
 
 
 def moments(identity: Identity, source: str) -> set[bytes]:
@@ -84,6 +126,7 @@ def others(store: IdentityStore, c: Connection, name: str, written: Written) -> 
             same_record.add(id)
         elif strict_json(body, "an event").get("text") in written.texts:
             same_text.add(id)
+    rows = store.db.episode_rows(c)
     forks: list[str] = []
     copies: list[str] = []
     for other, head in store.db.names(c).items():
@@ -92,21 +135,22 @@ def others(store: IdentityStore, c: Connection, name: str, written: Written) -> 
         chain = store.db.chain(c, head)
         # A history with events of that source wrote its state itself, even where the two states are equal.
         without_events = not any(x.id in by_source for x in chain)
-        if any(x.id in same_record for x in chain) or (without_events and _keeps(store, chain, written)):
+        if any(x.id in same_record for x in chain) or (without_events and _keeps(store, chain, rows, written)):
             forks.append(other)
         elif any(x.id in same_text for x in chain):
             copies.append(other)
     return tuple(forks), tuple(copies)
 
 
-def _keeps(store: IdentityStore, chain: Sequence[Commit], written: Written) -> bool:
+def _keeps(store: IdentityStore, chain: Sequence[Commit], rows: Mapping[str, EpisodeRow], written: Written) -> bool:
     """Whether a state came here without its events, as a folder that was saved and imported does."""
-    for commit in {x.blob: x for x in chain if written.source in x.sources}.values():
-        try:
-            if written.moments & moments(store.identity_of(commit), written.source):
+    held = [x for x in chain if written.source in x.sources]
+    if any(rows[id].blob in written.episodes for id in reached(rows, held)):
+        return True
+    for commit in {x.blob: x for x in held}.values():
+        with contextlib.suppress(CheckpointError):
+            if written.moments & moments(store.state_of(commit), written.source):
                 return True
-        except CheckpointError:
-            continue
     return False
 
 

@@ -10,8 +10,9 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .connection import SIDES, Connections, Turn, driver
-from .schema import commits, count, doomed, events, key_of, names, seal_of, seals
+from .connection import SIDES, Turn, driver
+from .episode_rows import EpisodeRows
+from .schema import commits, count, doomed, episodes, events, key_of, names, seal_of, seals
 
 # After `schema`, which says what to install where there is no SQLAlchemy.
 from sqlalchemy import CTE, Connection, delete, insert, literal, select, text, union_all, update  # isort: skip
@@ -19,16 +20,18 @@ from sqlalchemy.exc import IntegrityError, OperationalError  # isort: skip
 
 from ...errors import CheckpointError
 from .errors import StaleError, StoreError
-from .records import Commit, Event, journal_hash, strict_json
+from .records import Commit, Event, journal_hash, lists, strict_json
 
 CHUNK = 500
 SCRUB = "-"
 """Begins a mark among the doomed blobs: the database's own files may still hold what one removal took out of its tables."""
+REWRITTEN = ("identity_events", "identity_commits", "identity_episodes")
+"""Tables from which a removal takes rows that tell of somebody."""
 TRIES, BRIEFLY = 8, 0.25
 """How often, and for how many seconds, the scrubbing of a database waits for those who read it."""
 
 
-class Database(Connections):
+class Database(EpisodeRows):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def names(self, c: Connection) -> dict[str, Commit]:
@@ -138,15 +141,18 @@ class Database(Connections):
         for column in (commits.c.body, events.c.body, events.c.source, names.c.name):
             yield from (x for x in c.scalars(select(column)) if isinstance(x, str))
 
-    def blobs(self, c: Connection) -> set[str]:
-        """Those that commits name, by their records: `gc` must not believe a column that damage has changed."""
-        named: set[str] = set()
+    def every_commit(self, c: Connection) -> list[Commit]:
+        """By their records: `gc` must not believe a column that damage has changed."""
+        every: list[Commit] = []
         for id, blob, body in c.execute(select(commits.c.id, commits.c.blob, commits.c.body)):
-            commit = Commit.read(id, body)
-            if commit.blob != blob:
-                raise self._damage(f"commit {commit.id[:12]} is listed with another blob than its record has")
-            named.add(blob)
-        return named
+            every.append(Commit.read(id, body))
+            if every[-1].blob != blob:
+                raise self._damage(f"commit {every[-1].id[:12]} is listed with another blob than its record has")
+        return every
+
+    def blobs(self, c: Connection) -> set[str]:
+        """Those that commits name: of states, and of episodes."""
+        return {x.blob for x in self.every_commit(c)} | {x.blob for x in self.episode_rows(c).values()}
 
     def has(self, c: Connection, id: str) -> bool:
         return c.scalar(select(commits.c.id).where(commits.c.id == id)) is not None
@@ -168,9 +174,13 @@ class Database(Connections):
             raise self._damage(wrong[0])
         for head in self.names(c).values():
             self.chain(c, head)
+        rows = self.episode_rows(c)
+        for commit in self.every_commit(c):
+            if not lists(rows, commit):
+                raise self._damage(f"the episodes of commit {commit.id[:12]} are not all there")
 
     def names_blob(self, c: Connection, blob: str) -> bool:
-        return c.scalar(select(commits.c.id).where(commits.c.blob == blob).limit(1)) is not None
+        return any(c.scalar(select(t.c.id).where(t.c.blob == blob).limit(1)) is not None for t in (commits, episodes))
 
     def doomed(self, c: Connection) -> list[str]:
         return [x for x in c.scalars(select(doomed.c.blob)) if isinstance(x, str)]
@@ -218,7 +228,8 @@ class Database(Connections):
         for ids in _chunks(x.id for x in gone):
             c.execute(delete(events).where(events.c.commit_id.in_(ids)))
             c.execute(delete(commits).where(commits.c.id.in_(ids)))
-        return gone, self.doom(c, {x.blob for x in gone})
+        lived = self.purge_rows(c, self.every_commit(c)) if any(x.episodes for x in gone) else set[str]()
+        return gone, self.doom(c, {x.blob for x in gone} | lived)
 
     def doom(self, c: Connection, blobs: set[str]) -> str:
         """Mark blobs that no commit names any more, and that the database's files are to be scrubbed; that mark."""
@@ -272,7 +283,7 @@ class Database(Connections):
             driver(c).add_notice_handler(on_notice)
             try:
                 c.execute(text(f"SET lock_timeout = {int(BRIEFLY * 1000)}"))
-                return all(self._rewritten(c, table, left) for table in ("identity_events", "identity_commits"))
+                return all(self._rewritten(c, table, left) for table in REWRITTEN)
             finally:
                 driver(c).remove_notice_handler(on_notice)
                 c.invalidate()

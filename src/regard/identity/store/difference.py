@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from ...errors import StateError
+from ..episodes import Episode
 from ..state import Identity, Imprints, TraceState
 
 
@@ -28,6 +30,17 @@ class Change:
 
 
 @dataclass(frozen=True)
+class EpisodeSummary:
+    """Which episode it is, without what was said."""
+
+    digest: str
+    role: str
+    source: str
+    position: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Diff:
     a: str
     b: str
@@ -41,6 +54,9 @@ class Diff:
     """Imprints of the same moment in both."""
     rewritten: int
     """Kept ones whose numbers changed, as sleep does."""
+    episodes_added: tuple[EpisodeSummary, ...]
+    episodes_removed: tuple[EpisodeSummary, ...]
+    episodes_kept: int
     sources_added: tuple[str, ...]
     sources_removed: tuple[str, ...]
     experiences: int
@@ -53,7 +69,8 @@ class Diff:
         """True when nothing at all differs."""
         still = all(c.before == c.after and c.least in (None, 1.0) for c in (self.self, self.trace))
         counts = (self.added, self.removed, self.rewritten, self.experiences, self.tokens, self.sleeps, self.bytes)
-        return still and not any(counts) and not self.sources_added and not self.sources_removed
+        moved = (self.sources_added, self.sources_removed, self.episodes_added, self.episodes_removed)
+        return still and not any(counts) and not any(moved)
 
     def __str__(self) -> str:
         lines = [
@@ -61,6 +78,7 @@ class Diff:
             f"  self      norm {self.self}",
             f"  trace     spectral norm {self.trace}",
             f"  imprints  +{self.added} −{self.removed}, {self.kept} kept, {self.rewritten} of them rewritten",
+            f"  episodes  +{len(self.episodes_added)} −{len(self.episodes_removed)}, {self.episodes_kept} kept{self._whose()}",
             f"  life      {self.experiences:+d} experiences, {self.tokens:+d} tokens, {self.sleeps:+d} sleeps",
             f"  bytes     {self.bytes:+,d}",
         ]
@@ -68,6 +86,12 @@ class Diff:
             moved = [f"+{s}" for s in self.sources_added] + [f"−{s}" for s in self.sources_removed]
             lines.insert(-1, f"  sources   {', '.join(moved)}")
         return "\n".join(lines)
+
+    def _whose(self) -> str:
+        """Who said what came and what went."""
+        signed = (("+", self.episodes_added), ("−", self.episodes_removed))
+        counts = [f"{sign}{n} by {who}" for sign, some in signed for who, n in Counter(e.source for e in some).items()]
+        return f": {', '.join(counts)}" if counts else ""
 
 
 def compare(a: Identity, b: Identity, names: tuple[str, str] = ("a", "b")) -> Diff:
@@ -78,6 +102,7 @@ def compare(a: Identity, b: Identity, names: tuple[str, str] = ("a", "b")) -> Di
         )
     before, after = _moments(a), _moments(b)
     in_both = (before[0] & after[0]).total()
+    lived = Counter(e.digest for e in a.episodes) & Counter(e.digest for e in b.episodes)
     depth = a.base.depth
     Ta, Tb = _dense(a.trace, a), _dense(b.trace, b)
     return Diff(
@@ -88,12 +113,15 @@ def compare(a: Identity, b: Identity, names: tuple[str, str] = ("a", "b")) -> Di
         removed=before[0].total() - in_both,
         kept=in_both,
         rewritten=in_both - (before[1] & after[1]).total(),
+        episodes_added=_without(b.episodes, lived),
+        episodes_removed=_without(a.episodes, lived),
+        episodes_kept=lived.total(),
         sources_added=tuple(s for s in b.sources if s not in a.sources),
         sources_removed=tuple(s for s in a.sources if s not in b.sources),
         experiences=b.life.experiences - a.life.experiences,
         tokens=b.life.tokens - a.life.tokens,
         sleeps=b.life.sleeps - a.life.sleeps,
-        bytes=b.nbytes - a.nbytes,
+        bytes=_nbytes(b) - _nbytes(a),
     )
 
 
@@ -106,6 +134,20 @@ def _change(x_LN: Tensor, y_LN: Tensor, before: float, after: float) -> Change:
     x, y = x_LN[live].double(), y_LN[live].double()
     cosine = torch.where((x == y).all(1), 1.0, torch.cosine_similarity(x, y, dim=1))
     return Change(float(cosine.mean()), float(cosine.min()), before, after)
+
+
+def _without(episodes: Sequence[Episode], others: Counter[str]) -> tuple[EpisodeSummary, ...]:
+    left, rest = others.copy(), list[EpisodeSummary]()
+    for e in episodes:
+        if left[e.digest]:
+            left[e.digest] -= 1
+        else:
+            rest.append(EpisodeSummary(e.digest, e.role, e.source, e.position, len(e)))
+    return tuple(rest)
+
+
+def _nbytes(identity: Identity) -> int:
+    return identity.nbytes + sum(e.nbytes for e in identity.episodes)
 
 
 def _self(identity: Identity) -> Tensor:
@@ -147,4 +189,4 @@ def _moments(identity: Identity) -> tuple[Counter[object], Counter[object]]:
     return when, whole
 
 
-__all__ = ["Change", "Diff", "compare"]
+__all__ = ["Change", "Diff", "EpisodeSummary", "compare"]

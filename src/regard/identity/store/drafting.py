@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..state import Identity
-from .records import Commit, Event, checked_message, journal_hash
+from .records import Commit, Event, checked_message, journal_hash, rows_of
 
 
 def draft(
@@ -21,9 +21,14 @@ def draft(
         digest=identity.digest(), blob=hashlib.sha256(data).hexdigest(), bytes=len(data),
         fingerprint=identity.base.fingerprint, journal="", token=token or uuid.uuid4().hex,
         sources=identity.sources, experiences=identity.life.experiences, tokens=identity.life.tokens,
-        imprints=len(identity.imprints),
+        imprints=len(identity.imprints), episodes=len(identity.episodes), last_episode=_last(identity),
     )  # fmt: skip
     return sealed(commit, events)
+
+
+def _last(identity: Identity) -> str | None:
+    rows = rows_of(tuple(e.digest for e in identity.episodes))
+    return rows[-1].id if rows else None
 
 
 def sealed(commit: Commit, events: Sequence[Event]) -> Commit:

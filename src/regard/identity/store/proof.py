@@ -2,7 +2,7 @@
 
 A text does not lie in a database as one piece: long ones are cut into pages. So fragments of it are searched for, one after another
 without a gap, each in the spelling of the tables (JSON in ASCII) and in UTF-8; of a state, rows of keys and runs of tokens as they lie in a
-blob. A fragment that the tables still hold, because somebody else said it too, proves nothing and does not count.
+blob; of an episode, all of its tokens, which can be read as words, and of every token a piece of its keys. A fragment that the tables still hold, because somebody else said it too, proves nothing and does not count.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ..episodes import Episode
 from ..state import Identity
 from .records import canonical
 
@@ -70,8 +71,15 @@ def fragments_of_state(identity: Identity, source: str) -> set[bytes]:
     return fragments
 
 
-def _cut(data: bytes) -> set[bytes]:
-    pieces = {data[i : i + LENGTH] for i in range(0, max(len(data) - LENGTH, 0) + 1, LENGTH)} | {data[-LENGTH:]}
+def fragments_of_episode(episode: Episode) -> set[bytes]:
+    codes = episode.keys.codes
+    # One piece of a token's keys is enough: its whole row was written at once, and a life has thousands of rows.
+    fragments = _cut(episode.tokens.numpy().tobytes()) | _cut(codes.numpy().tobytes(), max(LENGTH, codes.shape[1]))
+    return fragments if episode.meaning is None else fragments | _cut(episode.meaning.codes.numpy().tobytes())
+
+
+def _cut(data: bytes, every: int = LENGTH) -> set[bytes]:
+    pieces = {data[i : i + LENGTH] for i in range(0, max(len(data) - LENGTH, 0) + 1, every)} | {data[-LENGTH:]}
     # A row of one and the same byte is found anywhere.
     return {p for p in pieces if len(p) >= SHORTEST and len(set(p)) > 3}
 
@@ -155,4 +163,4 @@ def _files(store: IdentityStore, named: Sequence[str] | set[str]) -> Iterator[Pa
                 yield path
 
 
-__all__ = ["Searched", "fragments_of_state", "fragments_of_text", "search"]
+__all__ = ["Searched", "fragments_of_episode", "fragments_of_state", "fragments_of_text", "search"]

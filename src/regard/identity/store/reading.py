@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, StateError
+from ..episodes import Episode
 from ..state import Base, Identity
 from .blobs import Blobs
-from .codec import decode
+from .cache import EpisodeCache
+from .codec import decode, decode_episode
 from .difference import Diff, compare
 from .errors import MissingBlobError, StoreError
-from .records import PREFIX, Commit, Event, checked_name
+from .records import PREFIX, Commit, EpisodeRow, Event, checked_name, lists, reached
 
 if TYPE_CHECKING:
     from .database import Connection, Database
@@ -25,6 +28,7 @@ AGAIN = 50
 class Reading:
     db: Database
     blobs: Blobs
+    cached_episodes: EpisodeCache
 
     def names(self) -> dict[str, Commit]:
         """Every name and the commit at its head."""
@@ -82,8 +86,10 @@ class Reading:
             with self.db.read() as c:
                 chain = self.db.chain(c, self.head_of(c, name))
                 self.db.events(c, chain)
-            for commit in {(x.blob, x.digest): x for x in chain}.values():
-                self.identity_of(commit)
+                rows = self.db.episode_rows(c)
+            sources = {row.blob: self.episode(row.blob, anew=True).source for row in (rows[id] for id in reached(rows, chain))}
+            for commit in {x.digest: x for x in chain}.values():
+                expect_whole(commit, self.state_of(commit), rows, sources)
             return len(chain)
 
         return self.settled(read)
@@ -133,13 +139,31 @@ class Reading:
             raise StoreError(f"commit {commit.id[:12]} is not in the history of {name!r}; see log({name!r})")
         return commit
 
-    def identity_of(self, commit: Commit, base: Base | None = None) -> Identity:
-        identity = decode(self.blobs.get(commit.blob), f"commit {commit.id[:12]}")[0]
-        if identity.digest() != commit.digest:
-            raise CheckpointError(f"commit {commit.id[:12]} names an identity with another digest than its blob holds")
+    def identity_of(self, commit: Commit, base: Base | None = None, c: Connection | None = None) -> Identity:
+        """What a commit holds; `c` is the transaction that wrote it, where that has not ended."""
+        state = self.state_of(commit)
         if base is not None:
-            identity.base.refuse(base)
-        return replace(identity, parent=commit.id)
+            state.base.refuse(base)
+        with self.db.read() if c is None and commit.episodes else contextlib.nullcontext(c) as c:
+            blobs = () if c is None else self.db.episodes(c, commit)
+        expect_digest(commit, state, blobs)
+        try:
+            return replace(state, episodes=tuple(map(self.episode, blobs)), parent=commit.id)
+        except StateError as error:
+            raise CheckpointError(f"commit {commit.id[:12]} holds no sound identity: {error}") from error
+
+    def state_of(self, commit: Commit) -> Identity:
+        """What a commit holds, without its episodes; they belong to its digest, which is not checked here."""
+        return decode(self.blobs.get(commit.blob), f"commit {commit.id[:12]}")[0]
+
+    def episode(self, blob: str, *, anew: bool = False) -> Episode:
+        """The episode of a digest; `anew` from its file, also where it is in memory."""
+        episode = None if anew else self.cached_episodes.get(blob)
+        if episode is None:
+            episode = decode_episode(self.blobs.read(blob), blob, str(self.blobs.path(blob)))
+            if not anew:
+                self.cached_episodes.add(episode)
+        return episode
 
     def lineage(self, c: Connection, head: Commit) -> tuple[list[Commit], list[Event]]:
         """The commits that made the state at `head`, oldest first, and their events; a rollback leads to where it went."""
@@ -164,4 +188,24 @@ class Reading:
             return self.db.has(c, commit)
 
 
-__all__ = ["Reading"]
+def expect_digest(commit: Commit, state: Identity, blobs: Sequence[str]) -> None:
+    if state.digest_with(blobs) != commit.digest:
+        raise CheckpointError(f"commit {commit.id[:12]} names an identity with another digest than its blobs hold")
+
+
+def expect_whole(commit: Commit, state: Identity, rows: Mapping[str, EpisodeRow], sources: Mapping[str, str]) -> None:
+    """A commit against all rows, and against who wrote each episode."""
+    if not lists(rows, commit):
+        raise CheckpointError(f"the list of episodes of commit {commit.id[:12]} has a gap: not all {commit.episodes} are there")
+    blobs: list[str] = []
+    at = commit.last_episode
+    while at is not None:
+        blobs.append(rows[at].blob)
+        at = rows[at].previous
+    expect_digest(commit, state, blobs[::-1])
+    strangers = {sources[blob] for blob in blobs if blob in sources} - set(state.sources)
+    if strangers:
+        raise CheckpointError(f"commit {commit.id[:12]} has an episode by {min(strangers)!r:.60}, which is none of its sources")
+
+
+__all__ = ["Reading", "expect_whole"]

@@ -12,8 +12,9 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from typing import Any, Literal, NoReturn, get_args
 
 from ...errors import CheckpointError
@@ -117,6 +118,10 @@ class Commit:
     experiences: int
     tokens: int
     imprints: int
+    episodes: int = 0
+    """How many it has."""
+    last_episode: str | None = None
+    """The row of the last of them, whose id stands for all of them and their order: see `episode_rows`."""
 
     def body(self) -> str:
         record = asdict(self)
@@ -140,6 +145,50 @@ class Commit:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.time))
         what = self.kind or "write"
         return f"{self.id[:12]}  {when}  {what}{f' by {self.source}' if self.source else ''}  {self.message}".rstrip()
+
+
+@dataclass(frozen=True)
+class EpisodeRow:
+    """One episode in one list: its id stands for all before it too."""
+
+    id: str
+    previous: str | None
+    number: int
+    """How many are before it."""
+    blob: str
+    """The episode's digest, by which its file is named."""
+
+
+def row_id(previous: str | None, blob: str) -> str:
+    return hashlib.sha256(f"{previous or ''} {blob}".encode()).hexdigest()
+
+
+@lru_cache(maxsize=8)
+def rows_of(blobs: tuple[str, ...]) -> tuple[EpisodeRow, ...]:
+    """The rows of a list of episodes, oldest first."""
+    rows: list[EpisodeRow] = []
+    previous: str | None = None
+    for number, blob in enumerate(blobs):
+        rows.append(EpisodeRow(row_id(previous, blob), previous, number, blob))
+        previous = rows[-1].id
+    return tuple(rows)
+
+
+def lists(rows: Mapping[str, EpisodeRow], commit: Commit) -> bool:
+    """Whether the episodes of a commit are among these rows, as many as it says."""
+    last = rows.get(commit.last_episode or "")
+    return commit.episodes == (0 if last is None else last.number + 1) and (last is None) == (commit.last_episode is None)
+
+
+def reached(rows: Mapping[str, EpisodeRow], commits: Iterable[Commit]) -> set[str]:
+    """The rows to which these commits lead."""
+    live: set[str] = set()
+    for commit in commits:
+        at = commit.last_episode
+        while at is not None and at not in live and at in rows:
+            live.add(at)
+            at = rows[at].previous
+    return live
 
 
 def journal_hash(events: Sequence[Event]) -> str:
@@ -191,4 +240,16 @@ def checked_message(message: str) -> str:
     return message
 
 
-__all__ = ["WRITES", "Commit", "Event", "Kind", "label_of", "unique_source"]
+__all__ = [
+    "WRITES",
+    "Commit",
+    "EpisodeRow",
+    "Event",
+    "Kind",
+    "label_of",
+    "lists",
+    "reached",
+    "row_id",
+    "rows_of",
+    "unique_source",
+]

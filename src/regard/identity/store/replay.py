@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, cast
 
 from torch import nn
 
-from ...errors import StateError
+from ...errors import RegardWarning, StateError
 from ...models.tokenizer import Tokenizer
 from ..body import base_of
 from ..experience import Chat, chat_tokens, observe
@@ -34,6 +35,15 @@ MOST_HISTORY = 3000
 """Tokens of a history that is slept over at most, the youngest: all of it has to stand in the model's context at once."""
 Affect = float | Literal["estimated"]
 Tell = Callable[[str, float | None], object]
+LESSONS = "distilled"
+"""What a night of this version learns from; events of nights that retold the history have no such word."""
+RETOLD = frozenset(
+    (
+        "steps", "parts", "form", "rank", "rate", "self_rate", "value_rate", "anchor", "calm", "questions", "held_back",
+        "look_every", "seed", "until",
+    )
+)  # fmt: skip
+"""What the rule of such a night may say."""
 BREAKS = (r"\n\s*\n", r"\n", r"[.!?。！？]\s*", r"\s+")
 """Where a text is cut, the best place first."""
 
@@ -53,7 +63,7 @@ def event_text(text: str | Chat) -> str:
 
 def sleep_event(rule: SleepRule, slept: Slept) -> Event:
     """The event of a night that helped; `until` is the step whose state was kept."""
-    return Event("sleep", rule={**asdict(rule), "until": slept.best_step}, seed=rule.seed)
+    return Event("sleep", rule={**sleep_fields(rule), "until": slept.best_step}, seed=rule.seed)
 
 
 def apply_event(
@@ -115,7 +125,14 @@ def _slept(
     past = history(before, tokenizer)
     if not past:
         return identity
-    until: int = event.rule.get("until", 1 << 62)
+    old = event.rule.get("lessons") != LESSONS
+    if old:
+        warnings.warn(
+            "a night of an earlier version retold the history; it is slept again by today's rule, and so is not what it was",
+            RegardWarning,
+            stacklevel=4,
+        )
+    until: int = 1 << 62 if old else event.rule.get("until", 1 << 62)
 
     def wake(night: SleepCheckpoint) -> None:
         # A night is left where the first one was best, as Ctrl-C leaves it: later steps changed nothing.
@@ -126,9 +143,22 @@ def _slept(
         return consolidate(model, identity, past, tokenizer, sleep_rule(event.rule), tell=tell, on_step=wake)[0]
 
 
+def sleep_fields(rule: SleepRule) -> dict[str, Any]:
+    """A rule as JSON; `sleep_rule` reads it back."""
+    return {**asdict(rule), "lessons": LESSONS}
+
+
 def sleep_rule(fields: Mapping[str, Any]) -> SleepRule:
-    """A rule from the JSON of an event."""
-    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k != "until"}
+    """A rule from the JSON of an event. Of a night that retold, what it wrote into and its seed; the rest says nothing today."""
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    if known.pop("lessons", None) != LESSONS:
+        if unknown := known.keys() - RETOLD:
+            raise StateError(
+                f"the rule of this night is not one that this version knows: {', '.join(sorted(unknown))}; "
+                "a later version wrote it, and can replay it"
+            )
+        known = {k: known[k] for k in ("parts", "form", "rank", "seed") if k in known}
+    known.pop("until", None)
     try:
         return SleepRule(**known)
     except TypeError as error:
@@ -228,5 +258,6 @@ __all__ = [
     "imprint_event",
     "replay",
     "sleep_event",
+    "sleep_fields",
     "sleep_rule",
 ]

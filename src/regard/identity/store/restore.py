@@ -5,9 +5,13 @@ restore("monday", "people.db")     # into a store that is empty, or with replace
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
 import time
 import uuid
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,9 +66,20 @@ def verified(path: Path) -> Checked:
     return report
 
 
-def _opened(path: Path) -> IdentityStore:
-    # Read only, so that the backup stays as it was made; its blobs stand where a store of that name has them.
-    return IdentityStore(path / DATABASE, blobs=path / BLOBS, read_only=True)
+@contextlib.contextmanager
+def _opened(path: Path) -> Generator[IdentityStore]:
+    """A backup to be read; it stays as it was made, also where its schema is older."""
+    with contextlib.ExitStack() as stack:
+        try:
+            store = IdentityStore(path / DATABASE, blobs=path / BLOBS, read_only=True)
+        except StoreError as error:
+            if "schema" not in str(error):
+                raise
+            # A copy of its tables is upgraded; for its owner alone, and gone when it was read.
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="regard-")))
+            shutil.copyfile(path / DATABASE, folder / DATABASE)
+            store = IdentityStore(folder / DATABASE, blobs=path / BLOBS, read_only=False)
+        yield stack.enter_context(store)
 
 
 def restore(
@@ -83,7 +98,7 @@ def restore(
         _refuse_full(target, replace=replace)
         with source.db.read() as c:
             for blob in sorted(source.db.blobs(c)):
-                target.blobs.put(source.blobs.get(blob))
+                target.blobs.put(source.blobs.read(blob), blob)
             try:
                 with target.db.write() as into:
                     target.db.guard(into, exclusive=True)
@@ -95,7 +110,7 @@ def restore(
                 target.close()
                 target = _begun_anew(url, blobs)
                 for blob in sorted(source.db.blobs(c)):
-                    target.blobs.put(source.blobs.get(blob))
+                    target.blobs.put(source.blobs.read(blob), blob)
                 with target.db.write() as into:
                     _replace_rows(target, c, into)
         target.sweep()
@@ -120,11 +135,11 @@ def _refuse_full(target: IdentityStore, *, replace: bool) -> None:
 
 
 def _replace_rows(target: IdentityStore, c: Connection, into: Connection) -> None:
-    from .schema import commits, doomed, events, names, seals
+    from .schema import commits, doomed, episodes, events, names, seals
     from sqlalchemy import delete, select  # isort: skip
 
-    old = {x for x in into.scalars(select(commits.c.blob)) if isinstance(x, str)}
-    for table in (names, seals, events):
+    old = {x for t in (commits, episodes) for x in into.scalars(select(t.c.blob)) if isinstance(x, str)}
+    for table in (names, seals, events, episodes):
         into.execute(delete(table))
     # Youngest first: none before those that name it as their parent.
     for number in list(into.scalars(select(commits.c.number).distinct().order_by(commits.c.number.desc()))):

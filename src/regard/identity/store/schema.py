@@ -63,6 +63,15 @@ names = Table(
 )
 doomed = Table("identity_doomed", metadata, Column("blob", String(64), primary_key=True))
 """Blobs whose last commit is gone: removed after the transaction, or by whoever opens the store next."""
+episodes = Table(
+    "identity_episodes",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("previous", String(64), ForeignKey("identity_episodes.id"), index=True),
+    Column("number", Integer, nullable=False),
+    Column("blob", String(64), nullable=False, index=True),
+)
+"""What commits have for episodes: each row names the one before it, and a commit the last, so that lists share what they begin with."""
 seals = Table(
     "identity_seals",
     metadata,
@@ -96,7 +105,7 @@ def _fill_seals(c: Connection) -> None:
 
 FIRST = (schema, commits, events, names, doomed)
 """The tables of schema 1."""
-STEPS: list[Step] = [Step((seals,), _fill_seals)]
+STEPS: list[Step] = [Step((seals,), _fill_seals), Step((episodes,), lambda c: None)]
 """To schema 2, 3, …"""
 
 
@@ -147,6 +156,6 @@ def count(c: Connection, table: Table) -> int:
 
 
 __all__ = [
-    "FIRST", "STEPS", "URL", "Step", "commits", "count", "create", "doomed", "events", "key_of", "make_url", "metadata", "names", "newest", "schema",
+    "FIRST", "STEPS", "URL", "Step", "commits", "count", "create", "doomed", "episodes", "events", "key_of", "make_url", "metadata", "names", "newest", "schema",
     "seal_of", "seals", "tables", "upgrade", "version_of",
 ]  # fmt: skip

@@ -24,13 +24,15 @@ from typing import TYPE_CHECKING
 
 from ... import files
 from ...errors import StateError
-from ..state import Base, Identity
+from ..episodes import Episode
+from ..state import Base, Identity, Recollection
 from .blobs import Blobs
-from .codec import encode, readable
+from .cache import EpisodeCache
+from .codec import encode, encode_episode, readable, readable_episode
 from .drafting import draft, sealed
 from .errors import StaleError, StoreError
 from .reading import Reading
-from .records import Commit, Event, checked_message, checked_name
+from .records import Commit, Event, checked_message, checked_name, rows_of
 
 if TYPE_CHECKING:
     from .check import Checked
@@ -67,6 +69,7 @@ class IdentityStore(Reading):
         at = locate(url, blobs)
         read_only = not at.writable() if read_only is None else read_only
         self.blobs = Blobs(at.blobs)
+        self.cached_episodes = EpisodeCache()
         self.sleep_checkpoints = at.sleep_checkpoints
         if not read_only:
             at.make()
@@ -84,6 +87,7 @@ class IdentityStore(Reading):
 
     def close(self) -> None:
         """Let go of the database; the store is a context manager that does so at its end."""
+        self.cached_episodes.clear()
         self.db.close()
 
     def __enter__(self) -> IdentityStore:
@@ -118,18 +122,24 @@ class IdentityStore(Reading):
                 f"nothing says which commit this identity was made from; load {checked_name(name)!r} from the store and write on "
                 "that, or give expected=store.head(name).id"
             )
-        data = self.encoded(identity)
-        with self.db.write() as c:
-            head = self.head_of(c, name, lock=True)
-            done = self._done(c, token, identity)
-            if done is not None:
-                return done
-            if head.id != start:
+
+        def head_or_done(c: Connection, *, lock: bool) -> tuple[Commit, Commit | None]:
+            head, done = self.head_of(c, name, lock=lock), self._done(c, token, identity)
+            if done is None and head.id != start:
                 raise StaleError(
                     f"{name!r} moved from {start[:12]} to {head.id[:12]} ({head.kind}, {head.message or 'no message'}) since this "
                     "identity was loaded; load it and write again, or use update()"
                 )
-            return self.append(c, name, head, identity, data, [event] if event else [], message, token=token)
+            return head, done
+
+        with self.db.read() as c:
+            # Before any file: who comes too late must not bring back what was forgotten meanwhile.
+            if (done := head_or_done(c, lock=False)[1]) is not None:
+                return done
+        data = self.encoded(identity)
+        with self.db.write() as c:
+            head, done = head_or_done(c, lock=True)
+            return done or self.append(c, name, head, identity, data, [event] if event else [], message, token=token)
 
     def update(
         self,
@@ -243,21 +253,43 @@ class IdentityStore(Reading):
 
         return backup(self, Path(path))
 
-    def forget(self, name: str, source: str, replay: Callable[[Identity, Sequence[Event]], Identity]) -> Forgotten:
-        """Take back all that `source` wrote into `name`: see `regard.identity.store.forget`."""
+    def forget(
+        self,
+        name: str,
+        source: str | Event,
+        replay: Callable[[Identity, Sequence[Event]], Identity],
+        *,
+        instead: Event | None = None,
+    ) -> Forgotten:
+        """Take back all that `source` wrote into `name`, or one event of its journal, `instead` of which another may stay: see
+        `regard.identity.store.forget`."""
         from .forget import forget
 
-        return forget(self, name, source, replay)
+        return forget(self, name, source, replay, instead)
 
     # -- what the verbs are made of ----------------------------------------------------------------------------------
 
     def encoded(self, identity: Identity) -> bytes:
         self.db.refuse_read_only()
+        if isinstance(identity, Recollection):
+            raise StateError("a recollection is made for one prompt, and is not committed: commit the identity that it is of")
         data = encode(identity)
         readable(identity, data)
         # Before any lock is taken: a sync takes long, and nobody else needs to wait for it.
         self.blobs.put(data)
+        if identity.episodes:
+            rows = rows_of(tuple(e.digest for e in identity.episodes))
+            with self.db.read() as c:
+                present = self.db.rows_present(c, rows)
+            self._put(identity.episodes[present:])
         return data
+
+    def _put(self, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            data = encode_episode(episode)
+            readable_episode(episode, data)
+            self.blobs.put(data, episode.digest)
+            self.cached_episodes.add(episode)
 
     def append(
         self, c: Connection, name: str, head: Commit, identity: Identity, data: bytes, events: Sequence[Event], message: str,
@@ -282,6 +314,11 @@ class IdentityStore(Reading):
         # Under the guard, where nobody removes: if it is there now, it stays until this transaction ends.
         if not self.blobs.path(commit.blob).exists():
             self.blobs.put(data)
+        if identity.episodes:
+            rows = rows_of(tuple(e.digest for e in identity.episodes))
+            present = self.db.rows_present(c, rows)
+            self._put([e for e in identity.episodes[present:] if not self.blobs.path(e.digest).exists()])
+            self.db.insert_rows(c, rows[present:])
         self.db.insert(c, commit, events)
         return commit
 
@@ -343,6 +380,7 @@ class IdentityStore(Reading):
                     gone = {x for x in doomed if not x.startswith(SCRUB)}
                     for blob in gone - self.db.blobs(c):
                         freed += self.blobs.drop(blob)
+                        self.cached_episodes.drop(blob)
                         removed += 1
                     self.db.release(c, doomed if clean else gone)
                 break
