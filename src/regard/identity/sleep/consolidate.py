@@ -1,25 +1,26 @@
-"""Consolidation, the slow write: a few anchored gradient steps on self, trace and imprints together, the base frozen.
+"""Consolidation, the slow write: a few gradient steps that distil what the base knows with a statement before its eyes, the base frozen.
 
-    loss = surprise of the history, read again with spans left out, and retold with none of it before its eyes
-         + KL(the model with the whole history before its eyes ‖ the identity with none of it)      in other wordings
-         + anchor · KL(the base ‖ the identity)                                  on neutral text and on strangers' chats
+    loss = KL(the base with one statement in its context ‖ the identity with none)      on questions which that statement answers
+         + anchor · KL(the base ‖ the identity)                on everyday and unanswerable questions, strangers' chats, neutral prose
 
-Some answers are held back: the state that did best on them is returned, and if none did better than the state before, that state is. Of
-an imprint only the value learns. Its key says when it is read, and was learned on many people together with how widely heads open to
-it; one person's night would only spoil that.
+Nothing is retold word for word: next-token training on a history teaches to parrot it, the listener's words as well. Some questions
+are held back. A night is looked at now and then by greedy answers to these and by everyday answers; the best state that lost neither is
+returned, and the state from before where there is none.
 
-docs/maths.md, “The write that makes a trace somebody's”, says why this is the fast write done right: the gradient of surprise is a signed,
-shock-weighted outer product.
+Of an imprint only the value learns. Its key says when it is read, and the base's first token, the sink, is blind to all of them.
+
+docs/maths.md, “The write that makes a trace somebody's”, says why a gradient writes what one pass cannot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...errors import SpecError, StateError
@@ -29,9 +30,11 @@ from ..experience import Chat
 from ..packed import Packed
 from ..read.layer import LayerRead, layer_reads
 from ..state import Form, Identity, SelfState, TraceState
-from .items import Item, history_item, losses
-from .lessons import Anchors, Lessons, interview, retold
+from .answering import ANSWER, greedy
+from .items import Item, logs_at, losses
+from .lessons import Anchors, Lessons, lessons_of
 from .rule import SleepRule
+from .teaching import says
 
 
 @dataclass(eq=False)
@@ -122,19 +125,69 @@ def draft(identity: Identity, rule: SleepRule) -> Draft:
     return Draft(identity, {n: x.requires_grad_() for n, x in leaves.items()}, signs, form)
 
 
+class Look(NamedTuple):
+    """A state, as it will be kept, on what was held back."""
+
+    step: int
+    loss: float
+    """KL to the teacher, nats a token."""
+    recalled: int
+    """Questions whose greedy answer has the person's word."""
+    unchanged: float
+    """Share of the base's own tokens that are still said first in everyday answers."""
+
+    def loses(self, before: Look) -> str:
+        """What this look lost against the one before the night; empty where it lost nothing."""
+        if self.recalled < before.recalled:
+            return f"{before.recalled} questions that were held back were answered before it, and {self.recalled} after"
+        if self.unchanged < before.unchanged:
+            return f"{before.unchanged:.0%} of everyday answers were the base's before it, and {self.unchanged:.0%} after"
+        return ""
+
+    def better(self, other: Look) -> bool:
+        return (self.recalled, -self.loss) > (other.recalled, -other.loss)
+
+
 @dataclass(frozen=True)
 class Slept:
-    """What a night did: nats per token on what was held back, before, at each look, and at the end."""
+    """What a night did: KL to the teacher on what was held back, before, at each look, and at the end."""
 
-    before: float
-    looks: tuple[tuple[int, float], ...]
-    best: float
+    looks: tuple[Look, ...]
+    """Before the first step, then in the course of the night; none where there was nothing to ask about."""
     best_step: int
+    """0 where the night was refused: the identity is as it was."""
+    questions: int = 0
+    """How many were held back."""
     interrupted: bool = False
 
     @property
     def helped(self) -> bool:
-        return self.best < self.before
+        return self.best_step > 0
+
+    @property
+    def before(self) -> float:
+        return self.looks[0].loss if self.looks else 0.0
+
+    @property
+    def best(self) -> float:
+        return self.look.loss if self.looks else 0.0
+
+    @property
+    def look(self) -> Look:
+        """At the state that came back."""
+        return next(x for x in self.looks if x.step == self.best_step)
+
+    @property
+    def reason(self) -> str:
+        """Why a night was refused; empty where it helped."""
+        if self.helped:
+            return ""
+        if not self.looks:
+            return (
+                "the model answers no two questions with what the person stated, and a night without questions cannot be judged"
+            )
+        lost = [x.loses(self.looks[0]) for x in self.looks[1:]]
+        return next((x for x in lost if x), "no state was nearer to the teacher on what was held back")
 
 
 @dataclass
@@ -145,10 +198,8 @@ class SleepCheckpoint:
     leaves: dict[str, Tensor]
     moments: dict[str, tuple[Tensor, Tensor]]
     best: dict[str, Tensor]
-    best_loss: float
     best_step: int
-    before: float
-    looks: list[tuple[int, float]] = field(default_factory=lambda: list[tuple[int, float]]())
+    looks: list[Look] = field(default_factory=lambda: list[Look]())
 
 
 def consolidate(
@@ -161,14 +212,12 @@ def consolidate(
     tell: Callable[[str, float | None], object] = lambda what, share: None,
     night: SleepCheckpoint | None = None,
     on_step: Callable[[SleepCheckpoint], object] = lambda night: None,
-    items: list[Item] | None = None,
-    anchors: Anchors | None = None,
+    lessons: Lessons | None = None,
 ) -> tuple[Identity, Slept]:
     """An identity after a night's sleep over these conversations, and what the night did.
 
     Ctrl-C ends the night early and keeps the best so far. `on_step` sees where it stands, to be saved; given back as `night`, it
-    goes on from there. What comes back is never worse than what went in on what was held back. `items` is an interview that was
-    made before, and `anchors` what many nights on one model may share.
+    goes on from there. `lessons` are those of this history, made before.
     """
     rule = rule or SleepRule()
     body = body_of(model)
@@ -177,32 +226,31 @@ def consolidate(
         raise StateError("there is no history to sleep over; imprint a conversation first")
     # What the history is compared with is the base, whoever lives in the model meanwhile.
     with frozen(model), body.read([None] * body.base.depth):
-        if items is None:
-            tell("asking itself about the history", None)
-            items = interview(body, tokenizer, [dict(m) for c in history for m in c], rule.questions)
-        held, lessons = _split(body, tokenizer, history, items, rule, anchors)
         work = draft(identity, rule)
+        if lessons is None:
+            lessons = lessons_of(history, rule, Anchors(body, tokenizer), lambda x: tell("asking about what was said", x))
+        if lessons is None:
+            return identity, Slept((), 0)
         optimiser = torch.optim.Adam(_groups(work, rule))
+        still = still_directions(body, draft(identity, rule), lessons.anchors, rule.still) if "v" in work.leaves else None
         if night is None:
-            before = _mean_loss(body, identity, held)
-            night = SleepCheckpoint(
-                0, {}, {}, {n: x.detach().clone() for n, x in work.leaves.items()}, before, 0, before, [(0, before)]
-            )
+            start = {n: x.detach().clone() for n, x in work.leaves.items()}
+            night = SleepCheckpoint(0, {}, {}, start, 0, [_looked(body, identity, lessons, 0)])
         else:
             _resume(work, optimiser, night)
         interrupted = False
         try:
             while night.step < rule.steps:
-                _step(body, work, optimiser, lessons, night.step, rule)
+                _step(body, work, optimiser, lessons.of(night.step, rule), night.step / rule.steps, still)
                 night.step += 1
                 if night.step % rule.look_every == 0 or night.step == rule.steps:
-                    _look(body, work, held, night)
+                    _look(body, work, lessons, night)
                 _remember(work, optimiser, night)
                 on_step(night)
                 tell("sleeping", night.step / rule.steps)
         except KeyboardInterrupt:
             interrupted = True
-    slept = Slept(night.before, tuple(night.looks), night.best_loss, night.best_step, interrupted)
+    slept = Slept(tuple(night.looks), night.best_step, len(lessons.held), interrupted)
     if not slept.helped:
         return identity, slept
     work.leaves = night.best
@@ -210,43 +258,63 @@ def consolidate(
     return replace(woken, life=replace(woken.life, sleeps=woken.life.sleeps + 1)), slept
 
 
-def _split(
-    body: Body, tokenizer: Tokenizer, history: Sequence[Chat], items: list[Item], rule: SleepRule, anchors: Anchors | None
-) -> tuple[list[Item], Lessons]:
-    """The questions that are held back, and all that is learned from."""
-    held, studied = items[: rule.held_back * 2 : 2], [*items[1 : rule.held_back * 2 : 2], *items[rule.held_back * 2 :]]
-    again = [item for c in history if len(c) if len((item := history_item(body, tokenizer, c)).at)]
-    if not held or not again:
-        raise StateError("nobody says anything in this history, or no questions were held back; there is nothing to sleep over")
-    return held, Lessons(studied, again, retold(body, tokenizer, history), anchors or Anchors(body, tokenizer))
-
-
-def _step(body: Body, work: Draft, optimiser: torch.optim.Adam, lessons: Lessons, step: int, rule: SleepRule) -> None:
-    """One gradient step."""
+def _step(
+    body: Body, work: Draft, optimiser: torch.optim.Adam, lesson: list[tuple[float, Item]], share: float, still: Tensor | None
+) -> None:
+    """One gradient step, `share` of the night gone; of values, only along what is not held still."""
     optimiser.zero_grad()
-    # Each step draws from a seed of its own, so that a night that was broken off goes on as it would have.
-    lesson = lessons.of(step, rule, torch.Generator().manual_seed(rule.seed * 100_003 + step))
     with torch.enable_grad(), body.read(work.reads(body.scales, body.device)):
         each = losses(body, [item for _, item in lesson])
         torch.stack([w * x for (w, _), x in zip(lesson, each, strict=True)]).sum().backward()
     for group in optimiser.param_groups:
-        group["lr"] = group["pace"] * (1 - 0.8 * step / rule.steps)
+        group["lr"] = group["pace"] * (1 - 0.8 * share)
+    before = work.leaves["v"].detach().clone() if still is not None else None
     optimiser.step()
+    if still is not None and before is not None:
+        v = work.leaves["v"].data
+        v -= still @ (still.mT @ (v - before))
 
 
-def _look(body: Body, work: Draft, held: list[Item], night: SleepCheckpoint) -> None:
-    """The loss on what was held back, of the state as it will be kept: packed. The best state is set aside."""
-    loss = _mean_loss(body, work.identity(), held)
-    night.looks.append((night.step, loss))
-    if loss < night.best_loss:
-        night.best_loss, night.best_step = loss, night.step
+def still_directions(body: Body, work: Draft, anchors: Anchors, share: float) -> Float[Tensor, "L G m R"]:
+    """Orthonormal directions over the slots of each layer and head, along which values are not moved; unused ones are zero.
+
+    C = Σ over unrelated texts of ∂surprise/∂v (∂surprise/∂v)ᵀ, (m, m): its largest eigenvectors are the mixtures of slots that such texts
+    read. As many as make up `share` of its trace are held still, so that a night hardly moves what is said to anybody else.
+    """
+    v = work.leaves["v"]
+    read = v.new_zeros(*v.shape[:3], v.shape[2])
+    for item in anchors.still():
+        with torch.enable_grad(), body.read(work.reads(body.scales, body.device)):
+            (grad,) = torch.autograd.grad(losses(body, [replace(item, wanted=None)])[0], [v])
+        read += len(item.at) * grad @ grad.mT
+    energy, directions = torch.linalg.eigh(read.double())
+    # Ascending: a direction is held where what lies above it does not yet make up the share.
+    above = energy.clamp(min=0).flip(-1).cumsum(-1).flip(-1) - energy
+    held = above < share * energy.clamp(min=0).sum(-1, keepdim=True)
+    most = int(held.sum(-1).max())
+    return (directions * held[..., None, :]).float()[..., v.shape[2] - most :]
+
+
+def _look(body: Body, work: Draft, lessons: Lessons, night: SleepCheckpoint) -> None:
+    """Judge the state as it will be kept: packed. The best that lost nothing is set aside."""
+    look = _looked(body, work.identity(), lessons, night.step)
+    best = next(x for x in night.looks if x.step == night.best_step)
+    night.looks.append(look)
+    if not look.loses(night.looks[0]) and look.better(best):
+        night.best_step = night.step
         night.best = {n: x.detach().clone() for n, x in work.leaves.items()}
 
 
 @torch.no_grad()
-def _mean_loss(body: Body, identity: Identity, items: list[Item]) -> float:
+def _looked(body: Body, identity: Identity, lessons: Lessons, step: int) -> Look:
+    held, tokenizer = lessons.held, lessons.anchors.tokenizer
+    everyday = lessons.anchors.judged()
     with body.read(layer_reads([identity], body.scales, device=body.device)):
-        return sum(float(x) for x in losses(body, items)) / len(items)
+        loss = sum(float(x) for x in losses(body, [x.item for x in held])) / len(held)
+        said = greedy(body, tokenizer, [], [x.question.text for x in held], ANSWER)
+        same = [logs_at(body, x.ids, x.at).argmax(-1) == x.ids[x.at] for x in everyday]
+    recalled = sum(says(tokenizer.decode(answer.tokens), x) for answer, x in zip(said, held, strict=True))
+    return Look(step, loss, recalled, float(torch.cat(same).float().mean()))
 
 
 def _groups(work: Draft, rule: SleepRule) -> list[dict[str, Any]]:

@@ -65,12 +65,6 @@ def answers_item(body: Body, tokenizer: Tokenizer, chat: Chat) -> Item:
     return Item(torch.tensor(ids, device=body.device), torch.tensor(at, device=body.device))
 
 
-def history_item(body: Body, tokenizer: Tokenizer, chat: Chat) -> Item:
-    """All that is said in a chat, scored as it was said."""
-    ids, at = _places(tokenizer, [dict(m) for m in chat], ("user", "assistant"))
-    return Item(torch.tensor(ids, device=body.device), torch.tensor(at, device=body.device))
-
-
 def anchor_item(body: Body, tokenizer: Tokenizer, text: str, as_chat: bool) -> Item:
     """A text with all that the model by itself would say along it, as an answer in a chat or bare."""
     if as_chat:

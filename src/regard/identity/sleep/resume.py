@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,14 @@ from safetensors.torch import save
 
 from ...errors import CheckpointError, StateError
 from ...files import private_folder, write_bytes
-from ..store.replay import sleep_rule
-from .consolidate import SleepCheckpoint
+from ..store.replay import sleep_fields, sleep_rule
+from .consolidate import Look, SleepCheckpoint
 from .rule import SleepRule
 
 if TYPE_CHECKING:
     from ..store import IdentityStore
 
-NUMBERS = ("step", "best_loss", "best_step", "before")
+NUMBERS = ("step", "best_step")
 
 
 def checkpoint_file(store: IdentityStore, commit: str) -> Path:
@@ -41,7 +40,7 @@ def write_checkpoint(file: Path, rule: SleepRule, night: SleepCheckpoint) -> Non
     tensors: dict[str, Any] = {f"leaves.{n}": x for n, x in night.leaves.items()}
     tensors |= {f"best.{n}": x for n, x in night.best.items()}
     tensors |= {f"moments.{i}.{n}": x for n, pair in night.moments.items() for i, x in enumerate(pair)}
-    about = {"rule": asdict(rule), "looks": night.looks, **{n: getattr(night, n) for n in NUMBERS}}
+    about = {"rule": sleep_fields(rule), "looks": night.looks, **{n: getattr(night, n) for n in NUMBERS}}
     private_folder(file.parent)
     data = save({n: x.contiguous() for n, x in tensors.items()}, metadata={"night": json.dumps(about)})
     write_bytes(file, data, private=True)
@@ -58,7 +57,7 @@ def read_checkpoint(file: Path) -> tuple[SleepRule, SleepCheckpoint]:
                 parts[part][name] = f.get_tensor(key)
         first, second = ({n[2:]: x for n, x in parts["moments"].items() if n.startswith(i)} for i in ("0.", "1."))
         moments = {n: (x, second[n]) for n, x in first.items()}
-        looks = [(int(a), float(b)) for a, b in about["looks"]]
+        looks = [Look(*x) for x in about["looks"]]
         numbers = {n: about[n] for n in NUMBERS}
         night = SleepCheckpoint(leaves=parts["leaves"], best=parts["best"], moments=moments, looks=looks, **numbers)
         return sleep_rule(about["rule"]), night

@@ -1,4 +1,4 @@
-"""How long an identity sleeps, and how firmly the base is held to meanwhile."""
+"""How long an identity sleeps, what it is asked, and how firmly the base is held to meanwhile."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Part = Literal["self", "trace", "imprints"]
 
 @dataclass(frozen=True)
 class SleepRule:
-    """How long and how firmly; the defaults were chosen on people of the training pool."""
+    """How long and how firmly; the defaults were chosen on a person of the training pool and a few that were written by hand."""
 
-    steps: int = 12
-    parts: tuple[Part, ...] = ("self", "trace", "imprints")
+    steps: int = 16
+    parts: tuple[Part, ...] = ("imprints",)
     form: Form = "self_token"
     """Of the self, where there is none yet."""
     rank: int = 8
@@ -27,30 +27,40 @@ class SleepRule:
     """Adam's, for the trace; it falls to a fifth of this in the course of a night, as all of them do."""
     self_rate: float = 0.015
     """Adam's, for the self as a token; a key bias needs a fifth of it."""
-    value_rate: float = 0.04
+    value_rate: float = 0.06
     """Adam's, for what imprints say, as a share of the spread of their numbers."""
-    anchor: float = 1.5
-    """How firmly the base is held to on strangers' conversations."""
-    calm: float = 4.0
+    batch: int = 3
+    """Answers about the person in a step, and as many items that are not about them."""
+    anchor: float = 1.0
+    """How firmly the base is held to on everyday questions, unanswerable ones and strangers' conversations."""
+    calm: float = 2.0
     """The same on neutral prose."""
-    questions: int = 10
-    """Of the interview, those where the history matters most."""
-    held_back: int = 3
-    """Of these, never trained on: they say when to stop."""
-    look_every: int = 6
+    still: float = 0.97
+    """Of what unrelated texts read in the imprints, the share whose directions are held still."""
+    statements: int = 40
+    """Of the person's, the youngest, that are asked about."""
+    each: int = 3
+    """Questions about one statement at most."""
+    held_back: int = 6
+    """Questions that are never trained on: they say when to stop."""
+    look_every: int = 8
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.look_every < 1 or not 0 < self.held_back < self.questions:
-            raise SpecError(f"{self}: steps and look_every are at least 1, and some questions are held back, not all")
+        least = min(self.steps, self.look_every, self.held_back, self.statements, self.each)
+        if least < 1 or self.batch < 2:
+            raise SpecError(f"{self}: steps, look_every, held_back, statements and each are at least 1, and batch 2")
+        if not 0 <= self.still < 1:
+            raise SpecError(f"still={self.still}: it is a share of what unrelated texts read, from 0 to below 1")
         if not self.parts or set(self.parts) - {"self", "trace", "imprints"}:
             raise SpecError(f"parts={self.parts}: choose from self, trace and imprints")
         if self.rank < 2 or self.rank % 2:
             raise SpecError(f"rank={self.rank}: half of it is for either sign, so it is even and at least 2")
 
 
-ALONE = SleepRule(parts=("self", "trace"), steps=14, rate=0.05, self_rate=0.09, anchor=3.0, calm=3.0)
-"""For a self or a trace without imprints: they act everywhere, so they learn faster and are held more firmly."""
+ALONE = SleepRule(parts=("self", "trace"), steps=16, rate=0.05, self_rate=0.09, anchor=3.0, calm=3.0)
+"""For a self or a trace without imprints: they act everywhere, so they learn faster and are held more firmly. Its numbers are those of
+nights that retold."""
 
 
-__all__ = ["ALONE", "SleepRule"]
+__all__ = ["ALONE", "Part", "SleepRule"]

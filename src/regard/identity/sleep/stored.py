@@ -1,7 +1,7 @@
 """Sleep of an identity in a store: over all that its journal tells of, committed if it helped, and gone on with after Ctrl-C.
 
 done = sleep_over(store, "mara", model, tokenizer)
-print(done)                   slept over 3 conversations: 2.101 → 1.642 nats a token on what was held back, best after step 12
+print(done)       slept over 3 conversations: 1 → 4 of 6 questions that were held back, 2.101 → 0.642 nats a token on them, …
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Sleep:
         return self.slept.interrupted
 
     def __str__(self) -> str:
-        over, held = several(self.conversations, "conversation"), _held(self.slept)
+        over = several(self.conversations, "conversation")
         if self.commit is not None:
-            return f"slept over {over}: {held}, best after step {self.slept.best_step}"
+            return f"slept over {over}: {_held(self.slept)}, best after step {self.slept.best_step}"
         if self.helped:
-            return f"the rest of the night found nothing better ({held})"
-        return f"slept over {over}, and it did not help ({held}): nothing was changed"
+            return f"the rest of the night brought nothing better ({_held(self.slept)})"
+        return f"slept over {over}, and nothing was changed: {self.slept.reason}"
 
 
 def sleep_over(
@@ -117,7 +117,11 @@ def _committed(
 
 
 def _held(slept: Slept) -> str:
-    return f"{slept.before:.3f} → {slept.best:.3f} nats a token on what was held back"
+    before, after = slept.looks[0], slept.look
+    return (
+        f"{before.recalled} → {after.recalled} of {slept.questions} questions that were held back, "
+        f"{before.loss:.3f} → {after.loss:.3f} nats a token on them"
+    )
 
 
 __all__ = ["Sleep", "sleep_over"]

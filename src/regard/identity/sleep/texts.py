@@ -7,13 +7,13 @@ from importlib.resources import files
 
 _TEXTS = json.loads(files(__name__.rpartition(".")[0]).joinpath("texts.json").read_text(encoding="utf-8"))
 
-INTERVIEW: tuple[str, ...] = tuple(_TEXTS["interview"])
-"""Plain questions that may be asked of anyone."""
-RETELL: tuple[str, ...] = tuple(_TEXTS["retell"])
-"""Prompts after which what was said is said again."""
+ASKED: tuple[tuple[str, str], ...] = tuple((question, beginning) for question, beginning in _TEXTS["asked"])
+"""Plain questions that may be asked of anyone, and how their answers begin."""
+EVERYDAY: tuple[str, ...] = tuple(_TEXTS["everyday"])
+"""Questions that are about nobody."""
 STRANGERS: tuple[tuple[str, ...], ...] = tuple(tuple(turns) for turns in _TEXTS["strangers"])
 """What others are told: a state that belongs to one person has nothing to say to it."""
 NEUTRAL: tuple[str, ...] = tuple(_TEXTS["neutral"])
 """Prose about the world that says nothing about anybody."""
 
-__all__ = ["INTERVIEW", "NEUTRAL", "RETELL", "STRANGERS"]
+__all__ = ["ASKED", "EVERYDAY", "NEUTRAL", "STRANGERS"]

@@ -1,0 +1,144 @@
+"""What a night learns: the base's own answers with one statement in its context, to questions that the statement answers.
+
+    teacher   the base, reading "statement + question", its answer begun where the template begins it
+    student   the identity, reading the question alone
+    item      KL(teacher ‖ student) at every token of the teacher's answer, up to the last word that the person said
+
+Only words that the person said, that the question does not contain and that the statement made likelier count as an answer. A question
+belongs to one statement: the youngest that answers it with confidence, so that an update wins over what it corrects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .answering import Answer, continued
+from .items import Item, logs_at
+from .questions import COMMON, Question, Questions, words
+
+LONGEST, LONGEST_FREE = 8, 12
+"""Tokens of an answer at most, where its beginning is given and where the model begins it."""
+DIRECT = 2
+"""Tokens that may stand before the first word of the person's, where the beginning is given."""
+FACT = 2.0
+"""Nats by which a statement makes a word likelier, at least, for the word to be an answer of the statement's."""
+CONFIDENT = -2.0
+"""Mean log-probability of the answer's words by the teacher, at least."""
+
+
+@dataclass(frozen=True, eq=False)
+class Taught:
+    """A question, and what the teacher says to it."""
+
+    question: Question
+    item: Item
+    """Scored along the whole answer, its beginning included."""
+    answer: tuple[str, ...]
+    """The person's words in it."""
+    confidence: float
+    statement: int
+    """Which one answers it."""
+
+
+@torch.no_grad()
+def taught(
+    questions: Questions, said: Sequence[str], each: int, tell: Callable[[float], object] = lambda share: None
+) -> list[Taught]:
+    """At most `each` questions for every statement, the surest first."""
+    best: dict[str, Taught] = {}
+    for n, statement in enumerate(said):
+        tell(n / len(said))
+        # The model's own questions are the dearest and the weakest: they are asked where no template has an answer.
+        for one in _answered(questions, n, statement, questions.about(statement)) or _answered(
+            questions, n, statement, questions.by_model(statement)
+        ):
+            # Statements come oldest first, so that the youngest answer replaces what was said before it.
+            best[one.question.text] = one
+    surest = sorted(best.values(), key=lambda x: (-x.confidence, x.statement, x.question))
+    return [x for i, x in enumerate(surest) if sum(y.statement == x.statement for y in surest[:i]) < each]
+
+
+def _answered(questions: Questions, n: int, statement: str, asked: Sequence[Question]) -> list[Taught]:
+    body, tokenizer = questions.body, questions.tokenizer
+    if not asked:
+        return []
+    prompts = [questions.prompt(q, statement) for q in asked]
+    shared = _shared(prompts)
+    known = words(statement)
+
+    def enough(row: int, tokens: list[int]) -> bool:
+        """At the end of a sentence; or where an answer that was begun goes elsewhere."""
+        text = tokenizer.decode(tokens)
+        if asked[row].beginning and len(tokens) > DIRECT + 2 and not words(text) & known:
+            return True
+        return len(tokens) >= (LONGEST if asked[row].beginning else LONGEST_FREE) or bool(re.search(r"[.!?。！？\n]\s*$", text))
+
+    answers = continued(body, prompts[0][:shared], [p[shared:] for p in prompts], LONGEST_FREE, tokenizer.eos_ids, enough)
+    lessons = [_lesson(questions, q, n, known, a) for q, a in zip(asked, answers, strict=True)]
+    return [x for x in lessons if x is not None and x.confidence >= CONFIDENT]
+
+
+def _lesson(questions: Questions, question: Question, n: int, known: set[str], answer: Answer) -> Taught | None:
+    """The item of an answer; None where the person's words are not in it."""
+    body = questions.body
+    prompt, begun = questions.prompt(question), questions.begun(question)
+    new = known - words(question.text) - words(question.beginning) - COMMON
+    of = [w if w in new else "" for w in _word_of_each(questions, answer.tokens)]
+    first = next((i for i, w in enumerate(of) if w), None)
+    # Most answers end here, before the base is asked what it would have said.
+    if first is None or (begun and first > DIRECT) or not questions.fits(question, of[first]):
+        return None
+    ids = torch.tensor([*prompt, *answer.tokens], device=body.device)
+    at = torch.arange(len(prompt), len(ids), device=body.device)
+    chosen = ids[at, None]
+    sure = answer.logs.gather(-1, chosen)[:, 0]
+    gain = sure - logs_at(body, ids, at).gather(-1, chosen)[:, 0]
+    facts = {w for w in of if w and sum(float(g) for g, x in zip(gain, of, strict=True) if x == w) >= FACT}
+    places = [i for i, w in enumerate(of) if w in facts]
+    if of[first] not in facts:
+        return None
+    end = min(places[-1] + 2, len(at))
+    start = torch.arange(len(prompt) - len(begun), len(prompt), device=body.device)
+    wanted = torch.cat([_surely(ids[start], answer.logs.shape[-1]), answer.logs[:end]])
+    item = Item(ids[: len(prompt) + end], torch.cat([start, at[:end]]), wanted)
+    confidence = float(sure[places].mean())
+    return Taught(question, item, tuple(dict.fromkeys(of[i] for i in places)), confidence, n)
+
+
+def _surely(tokens: Tensor, vocabulary: int) -> Tensor:
+    """Log-probabilities of what is certain."""
+    logs = torch.full((len(tokens), vocabulary), -30.0, device=tokens.device)
+    return logs.scatter(-1, tokens[:, None], 0.0)
+
+
+def _word_of_each(questions: Questions, tokens: list[int]) -> list[str]:
+    """The word that each token ends in."""
+    text = questions.tokenizer.decode(tokens)
+    found: list[str] = []
+    for i in range(len(tokens)):
+        before = questions.tokenizer.decode(tokens[: i + 1])
+        begun = re.search(r"[^\W_]+$", before)
+        rest = re.match(r"[^\W_]*", text[len(before) :])
+        found.append((begun.group() + (rest.group() if rest else "")).lower() if begun else "")
+    return found
+
+
+def _shared(rows: Sequence[list[int]]) -> int:
+    """How many tokens all rows begin with; each keeps at least one of its own."""
+    n = 0
+    while all(len(r) > n + 1 for r in rows) and len({r[n] for r in rows}) == 1:
+        n += 1
+    return n
+
+
+def says(said: str, lesson: Taught) -> bool:
+    """Whether an answer contains a word of the person's that the teacher answered with."""
+    return bool(words(said) & set(lesson.answer))
+
+
+__all__ = ["Taught", "says", "taught"]

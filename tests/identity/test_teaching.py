@@ -1,0 +1,155 @@
+"""What a night learns: only what the person stated counts, a question never holds its answer, and an update wins over what it corrects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lives import lessons_in, letters, says, speaking
+
+from regard.identity.body import body_of, frozen
+from regard.identity.sleep import teaching
+from regard.identity.sleep.answering import Answer
+from regard.identity.sleep.items import Item, logs_at
+from regard.identity.sleep.lessons import JUDGED, Anchors, lessons_of
+from regard.identity.sleep.questions import ASKED, Question, Questions, statements, words
+from regard.identity.sleep.rule import SleepRule
+from regard.identity.sleep.teaching import Taught, taught
+from regard.identity.sleep.texts import EVERYDAY, NEUTRAL
+from regard.models.base import Model
+
+STATED = "My cat Mochi broke a vase."
+CAT = Question("What is my cat's name?", "Your cat's name is")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return speaking()
+
+
+@pytest.fixture(scope="module")
+def questions(model: Model) -> Questions:
+    return Questions(body_of(model), letters())
+
+
+def answered(text: str) -> Answer:
+    """A teacher that is nearly sure of this answer."""
+    tokens = letters().encode(text, bos=False)
+    logs = torch.full((len(tokens), 257), -9.0)
+    logs[torch.arange(len(tokens)), torch.tensor(tokens)] = -0.1
+    return Answer(tokens, logs)
+
+
+def lesson(questions: Questions, text: str, question: Question = CAT) -> Taught | None:
+    return teaching._lesson(questions, question, 0, words(STATED), answered(text))
+
+
+def test_only_the_user_s_statements_are_asked_about():
+    history = [
+        says("I am Mara. Is it late?", "You are Tom, and it is late."),
+        [{"role": "system", "content": "Be kind."}, *says("Who invented the zip?", "Judson.")],
+    ]
+    assert statements(history) == ["I am Mara. Is it late?"]
+    long = "One fact is here. " * 40
+    assert "".join("".join(statements([says(long)])).split()) == "".join(long.split())
+    assert len(statements([says(long)])) > 1
+
+
+def test_a_question_is_asked_about_whatever_a_person_calls_theirs(questions: Questions):
+    asked = questions.about(STATED)
+    assert CAT in asked
+    assert not any("mochi" in words(q.text) | words(q.beginning) for q in asked)
+    assert set(questions.matched(STATED)) <= {Question(*pair) for pair in ASKED}
+    assert questions.matched("?!") == questions.matched("what is it") == []
+
+
+def test_listed_questions_are_matched_by_the_word_that_their_beginning_expects(questions: Questions, monkeypatch):
+    first = letters().encode(" cat", bos=False)[0]
+    z = torch.zeros(len(ASKED), 257)
+    z[7, first] = 5.0
+    monkeypatch.setitem(questions.__dict__, "expects", z)
+    assert questions.matched("cat") == [Question(*ASKED[7])]
+    assert questions.fits(Question(*ASKED[7]), "cat")
+    assert not questions.fits(Question(*ASKED[8]), "cat")
+    assert questions.fits(CAT, "anything")
+
+
+def test_an_answer_is_learned_up_to_the_person_s_last_word_its_beginning_included(questions: Questions):
+    one = lesson(questions, " Mochi. What a name!")
+    assert one is not None
+    assert one.answer == ("mochi",)
+    assert letters().decode(one.item.ids[one.item.at].tolist()) == "Your cat's name is Mochi."
+    prompt = letters().decode(one.item.ids[: int(one.item.at[0])].tolist())
+    assert STATED not in prompt, "the student reads the question alone"
+    assert one.item.wanted is not None
+    begun = len(letters().encode(CAT.beginning, bos=False))
+    assert one.item.wanted[:begun].argmax(-1).tolist() == one.item.ids[one.item.at[:begun]].tolist()
+    assert one.confidence == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize("said", [" Luna.", " a cat.", " I am sorry, it is Mochi."])
+def test_what_the_person_did_not_state_or_the_question_says_itself_is_no_answer(questions: Questions, said: str):
+    assert lesson(questions, said) is None
+
+
+def test_a_word_that_the_base_says_without_the_statement_is_no_answer(questions: Questions):
+    body = questions.body
+    answer = answered(" Mochi.")
+    prompt = questions.prompt(CAT)
+    ids = torch.tensor([*prompt, *answer.tokens])
+    base = logs_at(body, ids, torch.arange(len(prompt), len(ids)))
+    assert teaching._lesson(questions, CAT, 0, words(STATED), Answer(answer.tokens, base)) is None
+
+
+def test_the_youngest_statement_answers_and_each_statement_answers_few(questions: Questions, monkeypatch):
+    item = Item(torch.arange(4), torch.tensor([3]))
+
+    def told(_: Questions, n: int, statement: str, asked: object) -> list[Taught]:
+        return [
+            Taught(Question(q), item, (statement,), -0.1 * n, n) for q in ("Where?", *(f"{statement} {i}?" for i in range(4)))
+        ]
+
+    monkeypatch.setattr(teaching, "_answered", told)
+    lessons = taught(questions, ["rennes", "malaga"], 3)
+    assert [x.answer for x in lessons if x.question.text == "Where?"] == [("malaga",)]
+    assert [sum(x.statement == n for x in lessons) for n in range(2)] == [3, 3]
+
+
+def test_half_of_a_step_is_unrelated_and_the_base_is_its_teacher(model: Model):
+    body, words_ = body_of(model), letters()
+    anchors = Anchors(body, words_)
+    lessons = lessons_in(model, words_, says("Where?", "Porto."), says("Who?", "Rui."), says("What?", "Tea."), anchors=anchors)
+    rule = SleepRule(batch=2, anchor=0.5, calm=3.0)
+    with frozen(model), torch.no_grad():
+        for step in range(8):
+            weights, items = zip(*lessons.of(step, rule), strict=True)
+            assert weights == (0.5, 0.5, 0.5, 3.0)
+            assert set(items[:2]) == {x.item for x in lessons.studied}
+            for item in items[2:]:
+                assert item.wanted is not None
+                assert torch.allclose(item.wanted, logs_at(body, item.ids, item.at), atol=1e-4)
+            assert lessons.held[0].item not in items
+    assert lessons.of(3, rule)[-1][1] is lessons.of(3, rule)[-1][1]
+
+
+def test_everyday_questions_that_are_judged_are_never_learned(model: Model):
+    anchors = Anchors(body_of(model), letters())
+    learned = {anchors.everyday(n).ids for n in range(3 * len(EVERYDAY))}
+    judged = {i.ids for i in anchors.judged()}
+    assert len(judged) == JUDGED
+    assert not learned & judged
+    assert len(anchors.still()) == len(NEUTRAL) + len(EVERYDAY) - JUDGED
+
+
+def test_one_of_several_questions_about_a_statement_is_held_back(model: Model, monkeypatch):
+    from regard.identity.sleep import lessons as module
+
+    item = Item(torch.arange(4), torch.tensor([3]))
+    every = [Taught(Question(f"{n}?"), item, ("x",), -n / 10, n // 2) for n in range(7)]
+    monkeypatch.setattr(module, "taught", lambda *_: every)
+    anchors = Anchors(body_of(model), letters())
+    lessons = lessons_of([says("I am Mara.")], SleepRule(held_back=6), anchors)
+    assert lessons is not None
+    assert [x.question.text for x in lessons.held] == ["1?", "3?"]
+    assert [x.question.text for x in lessons.studied] == ["0?", "2?", "4?", "5?", "6?"]
+    monkeypatch.setattr(module, "taught", lambda *_: every[:1])
+    assert lessons_of([says("I am Mara.")], SleepRule(), anchors) is None
