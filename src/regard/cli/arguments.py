@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..identity.wording import clean
-from .console import fail
+from .console import fail, progress
 from .generate import DEFAULT
 
 if TYPE_CHECKING:
@@ -61,6 +61,26 @@ def load(store: IdentityStore, name: str, base: Base | None = None) -> Identity:
     except StoreError as error:
         fail(f"{error}; begin one with: regard identity new {clean(name)}")
     return store.load(name, base)
+
+
+def tokenizer_of(who: Identity, model: str, otherwise: str = "imprints are shown as token numbers") -> Tokenizer | None:
+    """The tokenizer of the identity's own model; None, and a word about it, where that is not the model at hand."""
+    from ..errors import RegardError
+    from ..models import downloads
+
+    if not len(who.imprints) and not who.episodes:
+        return None
+    try:
+        if model == DEFAULT and not downloads.present(DEFAULT):
+            note(f"{otherwise}: words need the model that it was written on, --model")
+            return None
+        with progress() as tell:
+            _, tokenizer, base = open_model(model, tell)
+        who.base.refuse(base)
+    except RegardError as error:
+        note(f"{otherwise}: {error}")
+        return None
+    return tokenizer
 
 
 def parse_affect(text: str) -> Affect:

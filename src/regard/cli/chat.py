@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..identity.penalty import REPETITION_PENALTY
 from ..identity.wording import clean
 from .arguments import ModelOption, StoreOption, load, note, open_model, open_store, parse_affect, parse_rule
 from .console import fail, progress, read_messages, verb
@@ -31,21 +32,33 @@ def chat(
         str | None, typer.Option(help="a name for this chat, to forget it by [default: chat and the date]", show_default=False)
     ] = None,
     affect: Annotated[str, typer.Option(help="how deeply, from -1 to 1, or estimated")] = "1",
-    keep: Annotated[str | None, typer.Option(help="what is worth keeping: learned, shock, attention, …")] = None,
+    keep: Annotated[str | None, typer.Option(help="what is worth keeping: words, shock, attention, …")] = None,
     budget: Annotated[int | None, typer.Option(help="slots that the identity has at most", min=0)] = None,
     system: Annotated[str | None, typer.Option(help="who the model is told to be")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="how long an answer gets at most")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 takes the most likely token")] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="above 1: words that were said become less likely")
+    ] = REPETITION_PENALTY,
     seed: Annotated[int, typer.Option(help="same seed, same answers")] = 0,
+    sleep: Annotated[
+        bool | None,
+        typer.Option(
+            "--sleep-on-leaving/--no-sleep-on-leaving",
+            help="[default: ask on a terminal, and elsewhere no]",
+            show_default=False,
+        ),
+    ] = None,
     weights: Annotated[str, typer.Option(help="float32, or int8: faster, a little less exact")] = "float32",
     model: ModelOption = DEFAULT,
     store: StoreOption = None,
 ) -> None:
     """Talk, and be remembered.
 
-    Every finished turn is imprinted into the identity and committed. While a conversation goes on, the identity that is read is
-    the one that it started with: what was said since stands in the context already, and would count twice. After /new, and in
-    the next chat, it is remembered.
+    Every finished turn is imprinted into the identity and committed; of an answer that --max-tokens cut off, only what you said.
+    While a conversation goes on, the identity that is read is the one that it started with: what was said since stands in the
+    context already, and would count twice. After /new, and in the next chat, it is remembered. Turns that no longer fit into the
+    model's context leave it, the oldest first, and are remembered from then on.
 
     What is pasted is one message, however many lines it has; so is all that stands between \"\"\" and \"\"\". Without a terminal,
     each line of stdin is a message and only the answers go to stdout.
@@ -58,7 +71,7 @@ def chat(
     echo "What is my name?" | regard chat -i mara --read-only
 
     \b
-    In the chat: /why, /compare, /new, /rollback, /fork, /affect, /who, /help, /quit
+    In the chat: /facts, /strike, /sleep, /why, /compare, /new, /rollback, /fork, /affect, /who, /help, /quit
     """
     exact = parse_weights(weights)
     names = _names(identity, compare)
@@ -68,8 +81,8 @@ def chat(
 
     # Two people who talk on one day are two sources: each can be forgotten without the other.
     label = checked_source(source) if source else unique_source(time.strftime("chat-%Y-%m-%d"))
-    sampling = Sampling(max_tokens, temperature, seed=seed)
-    settings = Settings(sampling, exact, parse_rule(keep, budget), label, system, read_only)
+    sampling = Sampling(max_tokens, temperature, repetition_penalty=repetition_penalty, seed=seed)
+    settings = Settings(sampling, exact, parse_rule(keep, budget), label, system, read_only, sleep)
     _chat(names, settings, parse_affect(affect), model, store)
 
 
@@ -108,6 +121,7 @@ def _chat(names: list[str], settings: Settings, affect: Affect, model: str, stor
         for line in read_messages():
             if not talks[0].hear(line):
                 break
+        talks[0].leave()
 
 
 def _say_hello(text: str) -> None:

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Annotated, NoReturn, ParamSpec, TypeVar
 
 import typer
 
@@ -22,6 +22,7 @@ BETWEEN = 2.0
 TOGETHER = 0.03
 """Seconds within which lines on a terminal belong to one paste: nobody types the next one so soon."""
 QUOTES = '"""'
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 COMMAND = re.compile(r"/\w+(\s[^/]*)?")
 
 
@@ -63,6 +64,26 @@ def _warnings_as_notes() -> Generator[None]:
 def fail(text: str) -> NoReturn:
     typer.echo(f"error: {text}", err=True)
     raise typer.Exit(2)
+
+
+def confirm(yes: bool, question: str) -> None:
+    """Go on only if whoever watches agrees, or said so beforehand."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("nobody is here to be asked; say --yes")
+    if not agreed(question):
+        typer.echo("nothing was changed", err=True)
+        raise typer.Exit(1)
+
+
+def agreed(question: str) -> bool:
+    """Whether somebody at the terminal says yes; Ctrl-C and Ctrl-D say no."""
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        typer.echo(err=True)
+        return False
 
 
 def watched() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..identity.wording import clean, several, size, spark, word
-from .arguments import JsonOption, ModelOption, StoreOption, load, note, open_model, open_store
-from .console import fail, progress, table, verb
+from .arguments import JsonOption, ModelOption, StoreOption, load, note, open_model, open_store, tokenizer_of
+from .console import Yes, confirm, fail, progress, table, verb
+from .facts import facts
 from .generate import DEFAULT
 from .upkeep import backup, check, gc, restore
 
@@ -27,7 +27,6 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="the identity's name", show_default=False)]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 SHOWN = 16
 """Imprints that `show` lists."""
 
@@ -101,7 +100,7 @@ def show(
     with open_store(store) as opened:
         commit = opened.find(name)
         who = opened.load(name)
-    tokenizer = _tokenizer(who, model)
+    tokenizer = tokenizer_of(who, model)
     if as_json:
         typer.echo(json.dumps({"name": name, **_commit(commit), **_described(who, tokenizer)}, ensure_ascii=False))
         return
@@ -212,7 +211,7 @@ def forget(
 
     with open_store(store) as opened:
         load(opened, name)
-        _confirm(yes, f"take back all that {clean(source)!r} wrote into {name}? This cannot be undone")
+        confirm(yes, f"take back all that {clean(source)!r} wrote into {name}? This cannot be undone")
         with progress() as tell:
             body, tokenizer, base = open_model(model, tell)
             opened.load(name, base)
@@ -275,12 +274,12 @@ def delete(name: Name, yes: Yes = False, store: StoreOption = None) -> None:
     """
     with open_store(store) as opened:
         load(opened, name)
-        _confirm(yes, f"remove {name} and its history? This cannot be undone")
+        confirm(yes, f"remove {name} and its history? This cannot be undone")
         gone = opened.delete(name)
     typer.echo(f"{name} is gone, {several(gone, 'commit')} with it")
 
 
-for _verb in (check, backup, restore, gc):
+for _verb in (facts, check, backup, restore, gc):
     app.command()(_verb)
 
 
@@ -316,6 +315,9 @@ def summary(who: Identity, tokenizer: Tokenizer | None, shown: int = SHOWN) -> l
         lines.append(f"    {text:<16} shock {float(imprints.shock[i]):5.2f}  {clean(who.sources[int(imprints.source[i])])}")
     if len(imprints) > len(order):
         lines.append(f"    … and {len(imprints) - len(order)} more")
+    if who.episodes:
+        told = sum(len(e) for e in who.episodes)
+        lines.append(f"  episodes  {len(who.episodes)}, {several(told, 'token')}, {size(sum(e.nbytes for e in who.episodes))}")
     counts = [(s, int((imprints.source == n).sum())) for n, s in enumerate(who.sources)]
     if counts:
         lines.append("  sources   " + ", ".join(f"{clean(s)} ({n})" for s, n in counts))
@@ -343,6 +345,10 @@ def _described(who: Identity, tokenizer: Tokenizer | None) -> dict[str, object]:
             }
             for i in range(len(imprints))
         ],
+        "episodes": [
+            {**e.facts(), "text": None if tokenizer is None else tokenizer.decode(e.tokens.tolist()), "bytes": e.nbytes}
+            for e in who.episodes
+        ],
         "sources": list(who.sources),
     }
     if who.trace is not None:
@@ -350,36 +356,6 @@ def _described(who: Identity, tokenizer: Tokenizer | None) -> dict[str, object]:
 
         described["trace"] = {"rank": who.trace.rank, "spectrum": spectrum(who.trace).tolist()}
     return described
-
-
-def _tokenizer(who: Identity, model: str) -> Tokenizer | None:
-    """The tokenizer of the identity's own model; None, and a word about it, where that is not the model at hand."""
-    from ..errors import RegardError
-    from ..models import downloads as hub
-
-    if not len(who.imprints):
-        return None
-    try:
-        if model == DEFAULT and not hub.present(DEFAULT):
-            note("words need the model that it was written on: --model")
-            return None
-        with progress() as tell:
-            _, tokenizer, base = open_model(model, tell)
-        who.base.refuse(base)
-    except RegardError as error:
-        note(f"imprints are shown as token numbers: {error}")
-        return None
-    return tokenizer
-
-
-def _confirm(yes: bool, question: str) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        fail("nobody is here to be asked; say --yes")
-    if not typer.confirm(question, err=True):
-        note("nothing was changed")
-        raise typer.Exit(1)
 
 
 def _commit(c: Commit) -> dict[str, Any]:

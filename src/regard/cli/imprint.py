@@ -27,7 +27,7 @@ def imprint(
         ),
     ] = None,
     keep: Annotated[
-        str | None, typer.Option(help="what is worth keeping: learned, coverage, shock, attention, snapkv, recency, …")
+        str | None, typer.Option(help="what is worth keeping: words, coverage, shock, attention, snapkv, kvzip, …")
     ] = None,
     budget: Annotated[int | None, typer.Option(help="slots that the identity has at most", min=0)] = None,
     again: Annotated[

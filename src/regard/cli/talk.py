@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import typer
 
@@ -12,18 +12,24 @@ from ..errors import RegardError, SpecError, StateError
 from ..identity import Base, Identity, IdentityStore, Rule
 from ..identity.body import body_of
 from ..identity.conversation import Answer, Conversation
+from ..identity.facts import Fact, fact_of, facts, still_named, strike
 from ..identity.store.imprinting import imprint_into
-from ..identity.store.replay import Affect, imprint_event
+from ..identity.store.replay import Affect, imprint_event, replay
 from ..identity.why import along, kl, moved
 from ..identity.wording import clean, several, size, spark
 from ..models.decode.prepare import Weights
 from ..models.decode.sampling import Sampling
 from ..models.decode.stream import Token
 from .arguments import note, parse_affect
-from .console import progress
+from .console import agreed, progress
+from .facts import show, struck, tell_of_others
 from .identity import steps, summary
+from .sleep import night
 
-COMMANDS = """/why [N|most]    what of the identity moved the answer's first token, its Nth, or the one it moved most
+COMMANDS = """/facts [WORD]    what you told, line by line; words in brackets are imprinted; with a word, the lines that hold it; or all
+/strike N        take line N of /facts back, for good, with the answer to it, and begin a fresh conversation
+/sleep [resume]  consolidate over all that was told (Ctrl-C keeps the best so far), and begin a fresh conversation
+/why [N|most]    what of the identity moved the answer's first token, its Nth, or the one it moved most
 /compare         the model's own answer to the last message, without the identity
 /new             a fresh conversation, in which what was imprinted so far is remembered
 /rollback [N]    undo the last N imprints (or go back to a commit), and begin a fresh conversation
@@ -34,6 +40,7 @@ COMMANDS = """/why [N|most]    what of the identity moved the answer's first tok
 /quit            the end, as Ctrl-D; Ctrl-C only stops an answer"""
 QUIT = ("/quit", "/exit", "/q")
 SHOWN = 8
+SHOWN_FACTS = 20
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class Settings:
     source: str
     system: str | None
     read_only: bool
+    sleep_on_leaving: bool | None = None
+    """None asks whoever is at the terminal."""
 
 
 @dataclass
@@ -59,6 +68,15 @@ class Talk:
     affect: Affect
     name: str | None
     """None is the model itself."""
+    listed: list[Fact] = field(default_factory=list[Fact])
+    """As they were shown last: the numbers of /strike."""
+
+    def __post_init__(self) -> None:
+        self.conversation.at_commit = self._at_commit
+
+    def _at_commit(self, commit: str) -> Identity:
+        # A commit that somebody's forgetting removed has become what the name is now.
+        return self.store.load(commit if self.store.holds(commit) else str(self.name), self.base)
 
     def hear(self, line: str) -> bool:
         """One line; False when it ends the chat. What goes wrong in it is said, and the chat goes on."""
@@ -78,7 +96,7 @@ class Talk:
     def command(self, line: str) -> None:
         verb, _, rest = line.partition(" ")
         known: dict[str, Callable[[str], None]] = {
-            "/why": self.why, "/compare": self.compare, "/new": self.new, "/rollback": self.rollback, "/fork": self.fork,
+            "/facts": self.facts, "/strike": self.strike, "/sleep": self.sleep, "/why": self.why, "/compare": self.compare, "/new": self.new, "/rollback": self.rollback, "/fork": self.fork,
             "/affect": self.feel, "/who": self.who, "/help": lambda _: typer.echo(COMMANDS),
         }  # fmt: skip
         if verb not in known:
@@ -98,22 +116,33 @@ class Talk:
 
         answer = self.answer(text, show)
         typer.echo()
+        writes = self.name is not None and not self.settings.read_only
         if answer.ending == "interrupted":
-            note("stopped; an answer that was not finished is not imprinted")
-        elif self.name is not None and not self.settings.read_only:
+            note("stopped" + "; an answer that was not finished is not imprinted, nor its question" * writes)
+        elif answer.ending == "length":
+            cut = f"cut off after {several(len(answer.tokens), 'token')} (--max-tokens)"
+            note(cut + "; what you said is imprinted, and the answer is not" * writes)
+        if self.name is not None and writes and answer.finished:
             self.imprint(self.name, answer)
 
     def imprint(self, name: str, answer: Answer) -> None:
         """The turn into the identity as it is now, which may be ahead of the one that is being read."""
         talk, s = self.conversation, self.settings
         piece = body_of(talk.model).piece
-        event = imprint_event(answer.turn, source=s.source, rule=s.rule, affect=self.affect, piece=piece)
+        event = imprint_event(answer.finished, source=s.source, rule=s.rule, affect=self.affect, piece=piece)
         done = imprint_into(self.store, name, talk.model, talk.tokenizer, event, again=True)
         head = self.store.find(str(done.commit))
+        talk.written(head.id)
         best = f" ({', '.join(done.words[:SHOWN])})" if done.words else ""
         note(f"[{name} {head.id[:12]}: kept {done.count}{best}, {size(head.bytes)}]")
 
     # -- commands ----------------------------------------------------------------------------------------------------
+
+    def writer(self, verb: str) -> str:
+        """The name of whoever is speaking, if this chat may write."""
+        if self.settings.read_only:
+            raise StateError(f"{verb} writes, and this chat is --read-only")
+        return self.mine()[0]
 
     def mine(self) -> tuple[str, Identity]:
         """Who is speaking, by name and as this conversation reads them."""
@@ -123,8 +152,54 @@ class Talk:
 
     def new(self, _: str, why: str = "a fresh conversation") -> None:
         who = None if self.name is None else self.store.load(self.name, self.base)
-        self.conversation = Conversation(self.conversation.model, self.conversation.tokenizer, who, system=self.settings.system)
+        talk = self.conversation
+        self.conversation = Conversation(
+            talk.model, talk.tokenizer, who, system=self.settings.system, at_commit=self._at_commit
+        )
         note(why)
+
+    def facts(self, word: str) -> None:
+        name, _ = self.mine()
+        self.listed = facts(self.store.journal(name), self.store.load(name), self.conversation.tokenizer)
+        if word == "all":
+            show(self.listed)
+        else:
+            show(self.listed, word or None, SHOWN_FACTS, "/facts all")
+
+    def strike(self, number: str) -> None:
+        name, talk = self.writer("/strike"), self.conversation
+        listed = self.listed or facts(self.store.journal(name), self.store.load(name), talk.tokenizer)
+        fact = fact_of(listed, int(number) if number.isdecimal() else number or "without a number")
+        if sys.stdin.isatty() and not agreed(f"strike out {clean(fact.text)!r}, with the answer to it? This cannot be undone"):
+            note("nothing was changed")
+            return
+        with progress() as tell:
+            proof = strike(self.store, name, fact, replay(talk.model, talk.tokenizer, tell))
+        typer.echo(struck(proof))
+        self.listed = facts(self.store.journal(name), self.store.load(name), talk.tokenizer)
+        tell_of_others(still_named(fact, self.listed))
+        self.new("")
+
+    def sleep(self, how: str) -> None:
+        name, talk = self.writer("/sleep"), self.conversation
+        if how not in ("", "resume"):
+            raise SpecError(f"/sleep {clean(how)}: say /sleep, or /sleep resume to go on with a night that was interrupted")
+        done = night(self.store, name, talk.model, talk.tokenizer, resume=how == "resume", go_on="/sleep resume")
+        if done.commit is not None:
+            self.new("")
+
+    def leave(self) -> None:
+        """Sleep over what was heard, if that was asked for: beforehand, or now of whoever is at the terminal."""
+        if self.name is None or self.settings.read_only:
+            return
+        fresh = 0
+        for event in self.store.journal(self.name):
+            fresh = 0 if event.kind == "sleep" else fresh + (event.kind == "imprint" and event.source == self.settings.source)
+        wanted = self.settings.sleep_on_leaving
+        if not fresh or wanted is False or (wanted is None and not sys.stdin.isatty()):
+            return
+        if wanted or agreed(f"{self.name} heard {several(fresh, 'new turn')}; sleep over them?"):
+            night(self.store, self.name, self.conversation.model, self.conversation.tokenizer)
 
     def rollback(self, to: str) -> None:
         name, _ = self.mine()
@@ -165,7 +240,7 @@ class Talk:
         answer, talk = self.last(), self.conversation
         at = 1
         if which == "most" and answer.tokens:
-            distances = moved(talk.model, reading, answer.prompt, answer.tokens)
+            distances = moved(talk.model, answer.identity or reading, answer.prompt, answer.tokens)
             at = 1 + distances.index(max(distances))
             typer.echo(f"moved    {spark(distances, 60)}  most at token {at}")
         elif which:
@@ -182,7 +257,7 @@ class Talk:
         other = alone.ask(answer.question, self.settings.sampling, weights=self.settings.weights)
         typer.echo(clean(other.text))
         if answer.tokens:
-            mine, base = (along(talk.model, who, answer.prompt, answer.tokens) for who in (reading, None))
+            mine, base = (along(talk.model, who, answer.prompt, answer.tokens) for who in (answer.identity or reading, None))
             note(f"KL({name} ‖ model) {kl(mine, base):.4f} nats a token along the answer of {name}")
 
 
@@ -193,7 +268,8 @@ def compare(first: Talk, second: Talk, lines: Iterator[str]) -> None:
             return
         if line.startswith("/"):
             if line == "/new":
-                first.conversation.messages, second.conversation.messages = [], []
+                first.conversation.clear()
+                second.conversation.clear()
             else:
                 note("while two are compared there are /new and /quit")
             continue

@@ -32,10 +32,11 @@ def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
     checked = check_place(store)
     if as_json:
-        counts = {k: getattr(checked, k) for k in ("names", "commits", "events", "blobs", "sound")}
+        counts = {k: getattr(checked, k) for k in ("names", "commits", "events", "episodes", "blobs", "sound")}
         typer.echo(json.dumps({**counts, "problems": [asdict(p) for p in checked.problems]}, ensure_ascii=False))
     else:
-        counts = (several(checked.names, "name"), several(checked.commits, "commit"), several(checked.events, "event"))
+        kinds = ("name", "commit", "event", "episode")
+        counts = [several(getattr(checked, f"{kind}s"), kind) for kind in kinds]
         typer.echo(f"{', '.join(counts)}, {several(checked.blobs, 'blob')}: {'sound' if checked.sound else 'damaged'}")
         if checked.problems:
             table(("", "where", "what", "what to do"), [(p.grave, p.where, clean(p.what), p.todo) for p in checked.problems])
