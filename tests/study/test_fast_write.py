@@ -1,4 +1,4 @@
-"""The learned fast write: its features are relative to a text, its gains belong to one base, and learning moves shared numbers only."""
+"""The learned fast write: its gains belong to one base, and learning moves shared numbers only."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from safetensors.torch import save_file
 
 from regard.errors import CheckpointError
 from regard.identity.body import base_of, body_of, frozen
-from regard.identity.experience import observe
 from regard.identity.packed import Packed
 from regard.identity.write import fast_write as shipped_numbers
-from regard.identity.write.fast_write import FEATURES, HIDDEN, FastWrite, features, forget_shipped, shipped_for
+from regard.identity.write.fast_write import FastWrite, forget_shipped, shipped_for
 from regard.identity.write.imprints import worth_of
-from regard.identity.write.keepers import later_attention
 from regard.identity.write.rule import Rule, imprint
 from regard.identity.write.self_state import SelfRule
 from regard.identity.write.trace import TraceRule, compressed, dense, written
@@ -32,45 +30,10 @@ def made_up(base_model: Model, seed: int = 0) -> FastWrite:
     L, G, D = base.depth, base.key_heads, base.head_width
     g = torch.Generator().manual_seed(seed)
     shapes = {
-        "scorer.direct": (len(FEATURES),), "scorer.into": (len(FEATURES), HIDDEN), "scorer.bias": (HIDDEN,), "scorer.out": (HIDDEN,),
         "slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G), "self.key": (L, G), "self.value": (L, G), "self.bias": (L, G), "trace.gain": (L, G),
         "mean.q": (L, G, D), "mean.k": (L, G, D),
     }  # fmt: skip
     return FastWrite({n: torch.randn(s, generator=g) for n, s in shapes.items()}, base.fingerprint)
-
-
-def test_features_are_spreads_from_the_mean_of_what_was_said():
-    model = speaking()
-    e = observe(model, says("I am Mara. My cat is called Mochi.", "Hello Mara!"), letters())
-    x = features(e)
-    assert x.shape == (len(e), len(FEATURES))
-    said = x[e.content]
-    assert torch.allclose(said.mean(0), torch.zeros(len(FEATURES)), atol=1e-4)
-    assert torch.allclose(said.std(0), torch.ones(len(FEATURES)), atol=1e-3)
-    order = said[:, FEATURES.index("attention")].argsort()
-    assert torch.equal(order, later_attention(e)[e.content].argsort())
-
-
-def test_features_of_a_text_without_any_spread_are_finite():
-    model = llama()
-    for ids in ([5, 5], [5, 5, 5], [5, 9]):
-        assert bool(torch.isfinite(features(heard(model, ids))).all())
-
-
-def test_the_worth_of_tokens_is_a_small_network_of_their_features():
-    model = llama()
-    e, write = heard(model), made_up(model)
-    n = write.numbers
-    found = write.telling(e)
-    assert found.shape == (len(HISTORY),)
-    for t in range(len(HISTORY)):
-        x = features(e)[t]
-        plain = sum(float(x[i] * n["scorer.direct"][i]) for i in range(len(FEATURES)))
-        for h in range(HIDDEN):
-            into = sum(float(x[i] * n["scorer.into"][i, h]) for i in range(len(FEATURES))) + float(n["scorer.bias"][h])
-            plain += math.tanh(into) * float(n["scorer.out"][h])
-        assert float(found[t]) == pytest.approx(plain, abs=1e-3)
-    assert write.count == sum(x.numel() for x in n.values())
 
 
 @pytest.fixture
@@ -92,22 +55,32 @@ def test_gains_belong_to_the_base_that_they_were_learned_on(installed: Model):
     assert torch.equal(found.trace_gain, made_up(installed).trace_gain)
 
 
-def test_without_the_file_there_are_no_gains_and_the_learned_keeper_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_without_the_file_there_are_no_gains_and_imprints_are_kept_as_they_were_met(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.setattr(shipped_numbers, "FILE", tmp_path / "none.safetensors")
     forget_shipped()
     model = llama()
     assert shipped_for(base_of(model)) is None
+    e = heard(model)
+    written_plain = imprint(nobody(model), e, Rule(share=1.0)).imprints
+    assert apart(written_plain.k.dense(), Packed.of(e.k[:, :, e.content]).dense()) == 0
     with pytest.raises(CheckpointError, match="train it"):
-        worth_of(heard(model), "learned")
+        shipped_numbers.shipped()
     forget_shipped()
+
+
+def test_keys_of_slots_can_be_had_as_they_were_met(installed: Model):
+    write, e = made_up(installed), heard(installed)
+    opened, _, _ = write.opened(e.k, e.v)
+    assert apart(opened, e.k) > 0.1
+    assert apart(write.closed(opened), e.k) < 1e-5
 
 
 def test_what_was_learned_is_what_is_written(installed: Model):
     write = made_up(installed)
     e = heard(installed)
-    rule = Rule(keep="learned", share=0.5, trace=TraceRule(write="centred", rank=8, bound=100), self=SelfRule("key_bias"))
+    rule = Rule(share=0.5, trace=TraceRule(write="centred", rank=8, bound=100), self=SelfRule("key_bias"))
     found = imprint(nobody(installed), e, rule)
-    best = write.worth(e).masked_fill(~e.content, -math.inf).topk(len(found.imprints)).indices.sort().values
+    best = worth_of(e, rule.keep).topk(len(found.imprints)).indices.sort().values
     assert found.imprints.token.tolist() == [HISTORY[i] for i in best.tolist()]
     k, v, gate = write.opened(e.k[:, :, best], e.v[:, :, best])
     assert apart(found.imprints.k.dense(), Packed.of(k).dense()) == 0
@@ -154,16 +127,13 @@ def test_a_trainer_of_two_people_learns_every_part():
         k = torch.cat([e.k[:, :, e.content] for e in said], 2).mean(2)
         assert apart(numbers["mean.k"], k) < 1e-4
         parts = {
-            "imprints": {
-                "scorer.direct": (len(FEATURES),), "scorer.into": (len(FEATURES), HIDDEN), "scorer.bias": (HIDDEN,),
-                "scorer.out": (HIDDEN,), "slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G),
-            },
+            "imprints": {"slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G)},
             "token": {"self.key": (L, G), "self.value": (L, G)},
             "bias": {"self.bias": (L, G)},
             "trace": {"trace.gain": (L, G)},
         }  # fmt: skip
         for part, shapes in parts.items():
-            leaves = {n: learn._start(n, s, 0).requires_grad_() for n, s in shapes.items()}
+            leaves = {n: learn._start(n, s).requires_grad_() for n, s in shapes.items()}
             start = {n: x.detach().clone() for n, x in leaves.items()}
             loss = trainer.run(part, leaves, numbers)
             assert math.isfinite(loss)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ..identity.write.imprints import DEFAULT
 from .frame.figure import COLOURS, bars
 from .frame.study import Plant, Record, Size, Study
 from .frame.verdict import Check, Verdict, interval, judged
@@ -34,9 +35,9 @@ STATES = ("imprints", "trace_fast", "self_fast key_bias", "self_fast self_token"
 NAMES = ("imprints", "trace, published shape", "self, key bias", "self, a token")
 PEERS = ("attention", "snapkv", "value_norm", "diversity", "recency", "random")
 PLANS = {
-    "mini": EvaluationPlan(PEOPLE, recall=False, shares=(SHARE,), keepers=("learned", "random"), slept=()),
-    "quick": EvaluationPlan(PEOPLE, recall=False, shares=(SHARE,), keepers=("learned", "coverage", "shock", "attention", "random"), slept=()),
-    "full": EvaluationPlan(PEOPLE, shares=(SHARE,), slept=("everything",)),
+    "mini": EvaluationPlan(PEOPLE, recall=False, shares=(SHARE,), keepers=(DEFAULT, "random"), slept=()),
+    "quick": EvaluationPlan(PEOPLE, recall=False, shares=(SHARE,), keepers=(DEFAULT, "coverage", "shock", "attention", "random"), slept=()),
+    "full": EvaluationPlan(PEOPLE, recall=False, shares=(SHARE,), slept=()),
 }  # fmt: skip
 
 
@@ -46,11 +47,13 @@ def _lab(size: Size) -> Lab:
 
 
 def run(seed: int, size: Size) -> Record:
-    """One person: fast states with their controls, the keepers, and in full what a night of sleep makes of it."""
+    """One person: fast states with their controls, the keepers, and in full a speaker of a play; what a night makes of it where the
+    plan sleeps."""
     lab = _lab(size)
     record = lab.person(seed)
     if PLANS[size].slept:
         record |= lab.after_sleep(seed)
+    if size == "full":
         cast = speakers(bytes(shakespeare().tolist()).decode("utf-8"))
         record["speaker"] = lab.speaker(seed, cast[seed], cast[seed + 1])
     return record
@@ -124,7 +127,7 @@ def planted(kind: Plant, seed: int) -> Record:
     state = {"own": 3 + own + jitter, "on_other": 3 + other + jitter, "shuffled": 3.1, "random": 3 + other, "bytes": 1}
     return {
         "i": seed, "tokens": 100, "base": 3.0, "base_other": 3.0, "context": 1.5, "aba": 3 + own,
-        "keep": {f"learned {SHARE}": 3 + own, f"random {SHARE}": 2.9}, "damage_fast": {"chat": 0.0, "prose": 0.2 if kind == "negative" else 0.01},
+        "keep": {f"{DEFAULT} {SHARE}": 3 + own, f"random {SHARE}": 2.9}, "damage_fast": {"chat": 0.0, "prose": 0.2 if kind == "negative" else 0.01},
         **dict.fromkeys(STATES, state),
     }  # fmt: skip
 

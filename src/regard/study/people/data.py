@@ -45,7 +45,12 @@ def _frozen(x: Any) -> Any:
     return {key: _frozen(y) for key, y in x.items()} if isinstance(x, dict) else x
 
 
-_WORDS, _PHRASES = _frozen(_read("words.json")), _frozen(_read("phrases.json"))
+def frozen_json(name: str) -> Any:
+    """A file of this folder, with tuples for lists."""
+    return _frozen(_read(name))
+
+
+_WORDS, _PHRASES = frozen_json("words.json"), frozen_json("phrases.json")
 
 VALUES: dict[Pool, dict[str, tuple[str, ...]]] = _WORDS["values"]
 NEUTRAL: dict[Pool, tuple[str, ...]] = {**_WORDS["neutral"], "train": SLEEP_NEUTRAL}
@@ -60,4 +65,4 @@ REPLIES: dict[Pool, tuple[str, ...]] = _PHRASES["replies"]
 ALONE: tuple[frozenset[str], ...] = tuple(frozenset(group) for group in _PHRASES["alone"])
 """Kinds of facts of which a person has one only."""
 
-__all__ = ["ALONE", "NEUTRAL", "PHRASES", "REPLIES", "STYLES", "VALUES", "Phrases", "Pool", "Style"]
+__all__ = ["ALONE", "NEUTRAL", "PHRASES", "REPLIES", "STYLES", "VALUES", "Phrases", "Pool", "Style", "frozen_json"]

@@ -6,17 +6,16 @@
 An episode is one person: the history is observed in one pass, written without a gradient, and the next conversation is read. The
 gradient of its surprise goes into a few thousand numbers that all people share, never into a person:
 
-    scorer   features of a token → how telling it is, which weighs its distance from what is kept already (`keepers.covering`).
-             Slots are weighted by σ((worth − threshold)/τ), the threshold where the budget ends
     slots    how widely each head opens to them, to which queries (a shift of all their keys), and how loudly they answer; learned
-             together with the scorer, against harm on neutral text and on other people's words
+             against harm on neutral text and on other people's words. Those that the default keeper would keep are weighted by
+             σ((worth − threshold)/τ), the threshold where the budget ends
     trace    a signed gain per layer and key head on the centred write, and the base's mean queries and keys
     self     a gain per layer and key head on what was pooled, for each form
 
 Harm is KL to the base on neutral text and on another person's words. A self token can help one person alone: what it
 changes in another's loss counts against it nat for nat. A trace and a key bias only shift scores; the same price leaves nothing of them.
 
-On another base only the scorer is used: its features are relative to the text, the gains belong to layers.
+What is shipped was learned beside a scorer of tokens, which lost to plain rules on people of other grammars and is gone.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from torch import Tensor
 from ...files import replacing
 from ...identity.experience import Experience
 from ...identity.read.layer import LayerRead
-from ...identity.write.fast_write import FEATURES, FILE, FastWrite, digest, forget_shipped, read_file, shapes_of
-from ...identity.write.keepers import TELLING
+from ...identity.write.fast_write import FILE, FastWrite, digest, forget_shipped, read_file, shapes_of
+from ...identity.write.imprints import DEFAULT, worth_of
 from ...identity.write.self_state import pooled
 from ...identity.write.trace import TraceRule, compressed, written
 
@@ -65,8 +64,7 @@ class Schedule:
 
 
 PARTS = ("imprints", "token", "bias", "trace")
-PACES = {"scorer.direct": 0.2, "scorer.into": 0.2, "scorer.bias": 0.2, "scorer.out": 0.2, "slots.gate": 2.0, "self.key": 2.0,
-         "self.value": 2.0, "self.bias": 2.0, "trace.gain": 2.0}  # fmt: skip
+PACES = {"slots.gate": 2.0, "self.key": 2.0, "self.value": 2.0, "self.bias": 2.0, "trace.gain": 2.0}
 """How fast each tensor learns beside the shift of keys, which is counted in their spreads."""
 
 
@@ -96,7 +94,7 @@ def train(
         nats: dict[str, float] = {}
         shapes = shapes_of(L, G, D)
         for name in parts:
-            leaves = {n: _start(n, s, schedule.seed).requires_grad_() for n, s in shapes[name].items()}
+            leaves = {n: _start(n, s).requires_grad_() for n, s in shapes[name].items()}
             nats[name] = trainer.run(name, leaves, numbers)
             numbers |= {n: x.detach().clone() for n, x in leaves.items()}
             if name == "imprints":
@@ -115,12 +113,8 @@ def train(
     return nats
 
 
-def _start(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """The scorer starts as plain shock, slots and the self token as they were met, every other gain as none."""
-    if name == "scorer.direct":
-        return TELLING * F.one_hot(torch.tensor(FEATURES.index("shock")), len(FEATURES)).float()
-    if name == "scorer.into":
-        return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.3
+def _start(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Slots and the self token start as they were met, every other gain as none."""
     return torch.ones(shape) if name in ("self.key", "self.value", "slots.value") else torch.zeros(shape)
 
 
@@ -199,9 +193,9 @@ class FastWriteTrainer:
         self, e: Experience, x: dict[str, Tensor], n: dict[str, Tensor], pick: torch.Generator
     ) -> list[LayerRead]:
         said = e.content.nonzero().flatten()
-        worth = FastWrite(x).worth(e)[said]
+        worth = worth_of(e, DEFAULT)[said]
         share = BUDGETS[int(torch.randint(len(BUDGETS), (1,), generator=pick))]
-        limit = worth.detach().topk(max(1, round(share * len(said)))).values[-1]
+        limit = worth.topk(max(1, round(share * len(said)))).values[-1]
         weight = F.logsigmoid((worth - limit) / SOFT)
         opened = FastWrite({**x, "slots.shift": x["slots.shift"] * self.spread})
         k, v, gate = opened.opened(e.k[:, :, said], e.v[:, :, said])

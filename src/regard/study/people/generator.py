@@ -66,8 +66,8 @@ def people(count: int, seed: int = 0, pool: Pool = "test") -> list[Person]:
     if count < 0:
         raise ValueError(f"count is {count}; it is the number of people, 0 or more")
     rng = Random(f"{pool} {seed}")
-    values = {key: _Deck(known, rng) for key, known in VALUES[pool].items()}
-    kinds = _Deck([key for key in VALUES[pool] if key != "name"], rng)
+    values = {key: Deck(known, rng) for key, known in VALUES[pool].items()}
+    kinds = Deck([key for key in VALUES[pool] if key != "name"], rng)
     return [_person(rng, pool, kinds, values) for _ in range(count)]
 
 
@@ -116,7 +116,7 @@ def _check(pool: str) -> None:
         raise ValueError(f"pool is {pool!r}; there are {', '.join(sorted(VALUES))}")
 
 
-class _Deck:
+class Deck:
     """Cards that are dealt in a random order, and shuffled again when they run out."""
 
     def __init__(self, cards: Sequence[str], rng: Random) -> None:
@@ -131,7 +131,7 @@ class _Deck:
         return self.deal(without)
 
 
-def _person(rng: Random, pool: Pool, kinds: _Deck, values: dict[str, _Deck]) -> Person:
+def _person(rng: Random, pool: Pool, kinds: Deck, values: dict[str, Deck]) -> Person:
     keys = {"name": None}
     barred: set[str] = set()
     for _ in range(rng.choice((6, 7))):
@@ -226,4 +226,4 @@ def _says(role: str, *sentences: str) -> Message:
     return {"role": role, "content": " ".join(sentences)}
 
 
-__all__ = ["Conversation", "Fact", "Message", "Person", "Pool", "Question", "Speaker", "neutral", "people", "speakers"]
+__all__ = ["Conversation", "Deck", "Fact", "Message", "Person", "Pool", "Question", "Speaker", "neutral", "people", "speakers"]

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from ...identity.body import Body, body_of, frozen
 from ...identity.experience import Experience, observe
 from ...identity.packed import Packed
+from ...identity.sleep.answering import greedy
 from ...identity.sleep.consolidate import consolidate
 from ...identity.sleep.items import Item, anchor_item, answers_item, losses
-from ...identity.sleep.lessons import Anchors, greedy, interview
+from ...identity.sleep.lessons import Anchors, lessons_of
 from ...identity.sleep.rule import ALONE, Part, SleepRule
 from ...identity.speaking import living
 from ...identity.state import Identity, SelfState, TraceState
-from ...identity.write.imprints import KEEPERS
+from ...identity.write.imprints import DEFAULT, KEEPERS
 from ...identity.write.rule import Rule, imprint
 from ...identity.write.self_state import SelfRule
 from ...identity.write.trace import TraceRule
@@ -93,8 +94,8 @@ class Lab:
                 seeds = range(SEEDS * i, SEEDS * (i + 1)) if keep == "random" else (i,)
                 said = [self.loss(self.keeps(e, keep, share, seed), [mine])[0] for seed in seeds]
                 measured["keep"][f"{keep} {share}"] = sum(said) / len(said)
-            measured["keep"][f"merged {share}"] = self.loss(self.keeps(e, "learned", share, merge=True), [mine])[0]
-        fast = self.keeps(e, "learned", 0.25)
+            measured["keep"][f"merged {share}"] = self.loss(self.keeps(e, DEFAULT, share, merge=True), [mine])[0]
+        fast = self.keeps(e, DEFAULT, 0.25)
         measured["imprints"] = self.controls(fast, mine, theirs, i)
         measured["trace_fast"] = self.controls(imprint(self.empty, e, Rule(keep=None, trace=FAST_TRACE)), mine, theirs, i)
         for form in ("key_bias", "self_token"):
@@ -148,13 +149,13 @@ class Lab:
 
     def asleep(self, e: Experience, me: Person, other: Person, mine: Item, theirs: Item, seed: int) -> Record:
         chat = [m for c in me.history for m in c]
-        items = interview(self.body, self.tokenizer, chat, SleepRule().questions)
+        lessons = lessons_of(me.history, SleepRule(), self.anchors)
         measured: Record = {}
 
         def slept(name: str, start: Identity, parts: tuple[Part, ...]) -> Identity:
             rule = replace(SleepRule() if "imprints" in parts else ALONE, parts=parts, seed=seed)
             rule = rule if self.plan.steps is None else replace(rule, steps=self.plan.steps)
-            after, outcome = consolidate(self.model, start, me.history, self.tokenizer, rule, items=items, anchors=self.anchors)
+            after, outcome = consolidate(self.model, start, me.history, self.tokenizer, rule, lessons=lessons)
             broken = not name.startswith("imprints")
             measured[name] = {
                 **self.controls(after, mine, theirs, seed, broken),
@@ -164,11 +165,11 @@ class Lab:
             return after
 
         if "everything" in self.plan.slept:
-            whole = slept("everything 0.25", self.keeps(e, "learned", 0.25), ("self", "trace", "imprints"))
+            whole = slept("everything 0.25", self.keeps(e, DEFAULT, 0.25), ("self", "trace", "imprints"))
             if self.plan.recall:
                 measured["recall"] = self.recall(whole, me, other, chat)
         for share in self.plan.shares if "imprints" in self.plan.slept else ():
-            slept(f"imprints {share}", self.keeps(e, "learned", share), ("imprints",))
+            slept(f"imprints {share}", self.keeps(e, DEFAULT, share), ("imprints",))
         for part in ("trace", "self"):
             if part in self.plan.slept:
                 slept(part, self.empty, (part,))
@@ -196,17 +197,17 @@ class Lab:
     def speaker(self, i: int, me: Speaker, other: Speaker) -> Record:
         """Earlier lines, then later ones: prose without facts."""
         with frozen(self.model):
-            mine, theirs = (_text_item(self.body, self.tokenizer, s.later) for s in (me, other))
+            mine, theirs = (text_item(self.body, self.tokenizer, s.later) for s in (me, other))
             e = observe(self.model, me.earlier, self.tokenizer, source=me.name)
             base, base_other = self.loss(None, [mine, theirs])
-            both = _text_item(self.body, self.tokenizer, f"{me.earlier}\n{me.later}")
+            both = text_item(self.body, self.tokenizer, f"{me.earlier}\n{me.later}")
             measured: Record = {"i": i, "name": me.name, "tokens": len(e), "base": base, "base_other": base_other}
             measured["context"] = self.loss(None, [replace(both, at=both.at[-len(mine.at) :])])[0]
             measured["keep"] = {
                 keep: self.loss(self.keeps(e, keep, 0.25, i), [mine])[0]
-                for keep in ("learned", "shock", "attention", "random", "recency")
+                for keep in (DEFAULT, "shock", "attention", "random", "recency")
             }
-            measured["imprints"] = self.controls(self.keeps(e, "learned", 0.25), mine, theirs, i)
+            measured["imprints"] = self.controls(self.keeps(e, DEFAULT, 0.25), mine, theirs, i)
             return measured
 
 
@@ -214,7 +215,7 @@ def _right(who: Person, said: Sequence[str]) -> int:
     return sum(q.value.lower() in a.lower() for q, a in zip(who.questions, said, strict=True))
 
 
-def _text_item(body: Body, tokenizer: Tokenizer, text: str) -> Item:
+def text_item(body: Body, tokenizer: Tokenizer, text: str) -> Item:
     ids = torch.tensor(tokenizer.encode(text), device=body.device)
     return Item(ids, torch.arange(1, len(ids), device=body.device))
 

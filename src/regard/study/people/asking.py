@@ -1,0 +1,183 @@
+"""One question under one state: what the model answers greedily, and what the accepted answer costs in nats.
+
+    examiner = Examiner(model, tokenizer)
+    said = examiner.ask(examiner.prompt([{"role": "user", "content": "Where do I live?"}]), "Lyon", mara)
+    said.text, said.nats
+
+The prompt is read once for both: the accepted answer and the greedy one go on from the same cache. A history that stands before
+several questions is read once for all of them (`read_before`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ...identity.body import body_of
+from ...identity.experience import observe
+from ...identity.read.body import OwnBody
+from ...identity.read.finding import finder_of
+from ...identity.read.recall import recall, scored
+from ...identity.speaking import read_by
+from ...identity.state import Identity, Recollection
+from ...identity.store.replay import cut
+from ...identity.write.rule import Rule, imprint
+from ...models.base import Model
+from ...models.decode.cache import StaticCache, static_caches
+from ...models.decode.generate import Overrides
+from ...models.decode.prepare import prepare
+from ...models.decode.sampling import Drawer, Sampling
+from ...models.tokenizer import Tokenizer
+from ...nn import bound
+from .generator import Conversation
+from .natural import Turn
+
+GREEDY = Sampling(24, repetition_penalty=1.1)
+Message = Mapping[str, str]
+Caches = tuple[StaticCache, ...]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What came of a question."""
+
+    nats: float
+    """Per token of the accepted answer."""
+    text: str
+    """The greedy answer; empty where none was asked for."""
+    tokens: int
+    """Of the prompt."""
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """The beginning of several prompts, read once."""
+
+    ids: list[int]
+    caches: Caches
+
+
+@dataclass(eq=False)
+class Examiner:
+    """A model, its tokenizer, and how it answers."""
+
+    model: Model
+    tokenizer: Tokenizer
+    sampling: Sampling = GREEDY
+
+    @cached_property
+    def body(self) -> OwnBody:
+        return cast(OwnBody, body_of(self.model))
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        return self.tokenizer.encode(self.tokenizer.chat([dict(m) for m in messages]))
+
+    def read_before(self, prompts: Sequence[Sequence[int]]) -> Past:
+        """What these prompts begin with, read by the model alone and once."""
+        shared = 0
+        # The last token of a prompt is left to whoever asks: its logits are the answer's first.
+        while shared < min(map(len, prompts)) - 1 and len({p[shared] for p in prompts}) == 1:
+            shared += 1
+        ids, decoder = list(prompts[0][:shared]), prepare(self.model)
+        caches = static_caches(decoder.depth, max(map(len, prompts)) + 2 * self.sampling.max_tokens)
+        return Past(ids, cast(Caches, decoder(torch.tensor([ids]), caches)[1]) if ids else caches)
+
+    def ask(
+        self, prompt: Sequence[int], answer: str, who: Identity | None = None, past: Past | None = None, *, greedy: bool = True
+    ) -> Said:
+        """Under an identity as it stands: whoever has episodes is brought to mind before (`recalled`)."""
+        reads = read_by(self.model, who)[1]
+        overrides: Overrides = {layer: read for layer, read in zip(self.body.layers, reads, strict=True) if read is not None}
+        decoder, ids = prepare(self.model), self.tokenizer.encode(answer, bos=False)
+        caches, start = static_caches(decoder.depth, len(prompt) + len(ids) + self.sampling.max_tokens), 0
+        if past is not None and list(prompt[: len(past.ids)]) == past.ids:
+            caches, start = past.caches, len(past.ids)
+        with torch.inference_mode(), bound(overrides):
+            first, read = decoder(torch.tensor([list(prompt[start:])]), caches)
+            first, read = first.clone(), cast(Caches, read)
+            logits = first
+            if len(ids) > 1:
+                logits = torch.cat([first, decoder(torch.tensor([ids[:-1]]), read, every=True)[0][0]])
+            logs = logits.float().log_softmax(-1)
+            nats = -float(logs.gather(-1, torch.tensor(ids)[:, None]).mean())
+            text = self._greedy(prompt, first, read) if greedy else ""
+        return Said(nats, text, len(prompt))
+
+    def _greedy(self, prompt: Sequence[int], logits: Tensor, caches: Caches) -> str:
+        decoder, ends = prepare(self.model), set(self.tokenizer.eos_ids)
+        draw = Drawer(self.sampling, [list(prompt)], logits.shape[-1], [0], ends)
+        said: list[int] = []
+        for _ in range(self.sampling.max_tokens):
+            token = int(draw(logits))
+            if token in ends:
+                break
+            said.append(token)
+            if len(said) < self.sampling.max_tokens:
+                logits, more = decoder(torch.tensor([[token]]), caches)
+                caches = cast(Caches, more)
+        return self.tokenizer.decode(said).strip()
+
+    def recalled(self, who: Identity, prompt: Sequence[int]) -> Identity:
+        """The identity as this prompt reads it, as `generate(…, identity=who)` has it."""
+        return recall(self.model, who, prompt, self.tokenizer)
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """A history as an identity holds it, and where each of its episodes was said."""
+
+    identity: Identity
+    places: list[Turn]
+
+    def chosen_turns(self, mind: Identity) -> list[Turn]:
+        """Where what came to mind was said; nothing where it was refused."""
+        return [self.places[i] for i in mind.chosen] if isinstance(mind, Recollection) else []
+
+    def ranking(self, examiner: Examiner, question: str) -> list[list[Turn]]:
+        """Where the units of this life were said, the fittest first, whether or not they cohere."""
+        finder = finder_of(examiner.body, examiner.tokenizer)
+        asked = examiner.tokenizer.encode(question, bos=False)
+        scores = scored(finder, self.identity.episodes, asked, question)
+        return [[self.places[i] for i in scores.units[u]] for u in scores.rank.argsort(descending=True).tolist()]
+
+
+def rank_of(ranking: Sequence[Sequence[Turn]], turns: Sequence[Turn]) -> int:
+    """How many units stand before the first that was said at one of these places; all of them where none was."""
+    wanted = set(turns)
+    return next((n for n, unit in enumerate(ranking) if wanted & set(unit)), len(ranking))
+
+
+def write_history(examiner: Examiner, history: Sequence[Conversation], *rules: Rule) -> list[Written]:
+    """The history lived through conversation by conversation, once for all these rules."""
+    identities = [Identity.new(examiner.body.base) for _ in rules]
+    places: list[list[Turn]] = [[] for _ in rules]
+    for c, conversation in enumerate(history):
+        before = [len(i.episodes) for i in identities]
+        for part in cut([dict(m) for m in conversation], examiner.tokenizer):
+            experience = observe(examiner.model, part, examiner.tokenizer, source=f"conversation {c}")
+            identities = [imprint(i, experience, rule) for i, rule in zip(identities, rules, strict=True)]
+        for n, identity in enumerate(identities):
+            texts = [examiner.tokenizer.decode(e.tokens.tolist()) for e in identity.episodes[before[n] :]]
+            places[n] += [(c, m) for m in said_in(texts, [m["content"] for m in conversation])]
+    return [Written(*pair) for pair in zip(identities, places, strict=True)]
+
+
+def said_in(pieces: Sequence[str], messages: Sequence[str]) -> list[int]:
+    """In which message each piece was said; pieces and messages are in order, and a message is cut into one piece or more."""
+    places: list[int] = []
+    at, start = 0, 0
+    for piece in pieces:
+        words = piece.strip()
+        later = [(n, messages[n].find(words, start if n == at else 0)) for n in range(at, len(messages))]
+        # A piece that no message holds as it is was changed by the template: it is where the one before it was.
+        at, start = next(((n, i + len(words)) for n, i in later if i >= 0), (at, start))
+        places.append(at)
+    return places
+
+
+__all__ = ["GREEDY", "Examiner", "Past", "Said", "Written", "rank_of", "said_in", "write_history"]
