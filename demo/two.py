@@ -35,8 +35,8 @@ from regard.models.tokenizer import Tokenizer
 from regard.study.people.lab import rotated, shuffled
 
 FORM: Form = "self_token"
-RULE = Rule(keep="learned", share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form=FORM))
-SLEEP = SleepRule(look_every=4)
+RULE = Rule(share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form=FORM))
+SLEEP = SleepRule(parts=("self", "trace", "imprints"), look_every=4)
 LENGTH = 24
 SEEDS = 3
 """Of every random control, whose mean is shown."""
@@ -171,7 +171,8 @@ class Study:
         woken, slept = consolidate(self.model, life[-1], who.history, self.tokenizer, self.sleep, on_step=lambda night: tick())
         if slept.interrupted:
             raise KeyboardInterrupt
-        return [*life, woken], slept.looks
+        looks = ((x.step, x.loss) for x in slept.looks[1:] if x.step <= slept.best_step)
+        return [*life, woken], ((0, slept.before), *looks)
 
     def ask(self, prompt: str, people: Sequence[Someone], who: Sequence[Identity], tick: Callable[[], None]) -> Asked:
         ids = self.asking([], prompt)

@@ -52,8 +52,8 @@ def sections(two: Two) -> list[Section]:
         ),
         Section(
             "What was kept",
-            "Imprints are single moments: the keys and values of a few tokens, chosen by a scorer that was trained on other, "
-            "invented people. The larger a word, the more it surprised the model when it was said.",
+            "Imprints are single moments: the keys and values of a few tokens, chosen as the rarest words of what "
+            "was told. The larger a word, the more it surprised the model when it was said.",
             [Markup(_told(two.people))],
         ),
         Section(
@@ -87,9 +87,9 @@ def sections(two: Two) -> list[Section]:
         ),
         Section(
             "How they slept",
-            "Sleep is a dozen gradient steps on the identity alone: it retells what was said with none of it in context, and comes "
-            "nearer to the model's own answers with all of it there, held to the model itself on neutral text. The "
-            f"questions below were held back from it; the best state is kept, the one before sleep included. {slept(two)}",
+            "Sleep is a few gradient steps on the identity alone: it comes nearer to what the model answers with one statement of "
+            "the person's before its eyes, and is held to the model itself on everything else. The questions below were held "
+            f"back from it; a night that loses answers or changes everyday ones is forgotten. {slept(two)}",
             [Table("KL on the questions that were held back, in nats per token.", *_nights(two), code=False)],
         ),
         Section(

@@ -195,7 +195,7 @@ def test_two_lives_are_measured_from_the_first_word_to_the_page(tmp_path: Path) 
     from regard.identity.sleep.rule import SleepRule
     from tests.lives import letters, speaking
 
-    sleep = SleepRule(steps=2, look_every=1, questions=3, held_back=1)
+    sleep = SleepRule(steps=2, look_every=1, batch=2)
     found = two.Study(speaking(), letters(), sleep=sleep).of((MARA, TOM), PROMPTS[:1], Screen())
     assert [p.name for p in found.people] == ["Mara", "Tom"]
     assert all(set(p.losses) == set(CONTROLS) for p in found.people)
