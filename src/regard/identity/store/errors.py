@@ -9,6 +9,10 @@ class StoreError(RegardError):
     """Something that the store was asked for and does not do: an unknown name, a limit, a newer schema, a full disk."""
 
 
+class UnknownNameError(StoreError):
+    """No name and no commit is called so. Its words name others, for whoever may see all of the store."""
+
+
 class StaleError(StateError):
     """The head of a name is no longer what the writer started from; nothing was written, and nothing is lost."""
 
@@ -21,4 +25,4 @@ class MissingBlobError(CheckpointError):
         self.blob = blob
 
 
-__all__ = ["MissingBlobError", "StaleError", "StoreError"]
+__all__ = ["MissingBlobError", "StaleError", "StoreError", "UnknownNameError"]

@@ -14,7 +14,7 @@ from .blobs import Blobs
 from .cache import EpisodeCache
 from .codec import decode, decode_episode
 from .difference import Diff, compare
-from .errors import MissingBlobError, StoreError
+from .errors import MissingBlobError, StoreError, UnknownNameError
 from .records import PREFIX, Commit, EpisodeRow, Event, checked_name, lists, reached
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Reading:
     def head_of(self, c: Connection, name: str, *, lock: bool = False) -> Commit:
         head = self.db.head(c, checked_name(name), lock=lock)
         if head is None:
-            raise StoreError(f"there is no identity {name!r} in {self.db.where}; there {self._listed(c)}")
+            raise UnknownNameError(f"there is no identity {name!r} in {self.db.where}; there {self._listed(c)}")
         return head
 
     def _find(self, c: Connection, ref: str) -> Commit:
@@ -125,7 +125,7 @@ class Reading:
         if len(ids) > 1:
             raise StoreError(f"{ref!r} begins {len(ids)} or more commits, such as {ids[0][:16]} and {ids[1][:16]}: say more")
         if not ids:
-            raise StoreError(f"no name is {ref!r:.80}, and no commit's id begins so; there {self._listed(c)}")
+            raise UnknownNameError(f"no name is {ref!r:.80}, and no commit's id begins so; there {self._listed(c)}")
         return self.db.commit(c, ids[0])
 
     def _listed(self, c: Connection) -> str:

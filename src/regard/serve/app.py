@@ -1,0 +1,76 @@
+"""The application: routers, errors and the guard around them.
+
+app = create_app(Service(model, tokenizer, base, engine, store, keys))
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from .. import __version__
+from ..errors import RegardError, needs_extra
+
+with needs_extra("serve"):
+    from fastapi import FastAPI, HTTPException, Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from .errors import ApiError, said
+from .guard import Guard
+from .routes import health
+from .service import Service
+
+ROUTERS = (health.router,)
+"""In the order in which paths are matched."""
+SPOKEN = 3
+"""Faults of one body that are named."""
+
+
+def create_app(service: Service) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        service.engine.start()
+        yield
+
+    app = FastAPI(
+        title="regard", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        openapi_url="/openapi.json" if service.settings.docs else None,
+    )  # fmt: skip
+    app.state.service = service
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_exception_handler(RegardError, _ours)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(StarletteHTTPException, _http)
+    app.add_middleware(Guard, service=service)
+    return app
+
+
+async def _ours(request: Request, error: Exception) -> JSONResponse:
+    what = said(error)
+    if what.code:
+        request.app.state.service.metrics.refused.labels(what.code).inc()
+    return JSONResponse(what.body, what.status, dict(what.headers))
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    """A body or a query that does not fit: 400 with what is wrong where, and nothing of what it said."""
+    assert isinstance(error, RequestValidationError)
+    faults = [(".".join(str(x) for x in e["loc"] if x != "body"), str(e["msg"])) for e in error.errors()]
+    words = "; ".join(f"{at or 'the body'}: {why}" for at, why in faults[:SPOKEN]) + (" …" if len(faults) > SPOKEN else "")
+    param = faults[0][0].partition(".")[0] or None if faults else None
+    return await _ours(request, ApiError(400, words, code="invalid_value", param=param))
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StarletteHTTPException | HTTPException)
+    codes = {404: "unknown_url", 405: "method_not_allowed"}
+    words = {404: "there is nothing here at this address", 405: "this address does not take that method"}
+    message = words.get(error.status_code, str(error.detail))
+    headers = {k.lower(): v for k, v in (error.headers or {}).items()}
+    return await _ours(request, ApiError(error.status_code, message, code=codes.get(error.status_code), headers=headers))
+
+
+__all__ = ["ROUTERS", "create_app"]

@@ -1,0 +1,117 @@
+"""The service: all that the routes share. One model, one engine, one store, the keys and the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ..identity.state import Base, Identity
+from ..identity.store import IdentityStore
+from ..identity.store.records import NAME, Commit
+from ..models.base import Model
+from ..models.tokenizer import Tokenizer
+from .contract import EngineLike
+from .errors import ApiError, no_identity
+from .keys import Caller, Keys
+from .metrics import Metrics
+from .settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Service:
+    model: Model
+    tokenizer: Tokenizer
+    base: Base
+    """Whose name is what clients call the model."""
+    engine: EngineLike
+    store: IdentityStore
+    keys: Keys
+    settings: Settings = field(default_factory=Settings)
+    metrics: Metrics = field(default_factory=Metrics)
+    jobs: Any = None
+    """Long work on identities, by `regard.serve.jobs`."""
+    started: float = field(default_factory=time.time)
+    draining: bool = False
+    in_flight: int = 0
+    """Requests that are being answered."""
+    at_end: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """Called before the engine is closed, the last first."""
+
+    def __post_init__(self) -> None:
+        self.metrics.watch(self.engine)
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.base.name or self.base.family
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a request needs a key."""
+        return not self.settings.loopback or self.keys.required
+
+    def head(self, caller: Caller, name: str) -> Commit:
+        """The head of an identity that this caller may see; anybody else's is not there."""
+        if not isinstance(name, str) or not NAME.fullmatch(name) or not caller.may(name) or name not in self.store:
+            raise no_identity(name)
+        return self.store.head(name)
+
+    def person(self, caller: Caller, name: str) -> str:
+        """The name of an identity that this caller may see."""
+        self.head(caller, name)
+        return name
+
+    def new_person(self, caller: Caller, name: str) -> str:
+        """A name under which this caller may begin somebody, if the limit leaves room and the name is free."""
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ApiError(
+                400, f"{name!r:.80} cannot name an identity: a letter or digit, then up to 63 of A–Z a–z 0–9 . _ -",
+                code="invalid_value", param="id",
+            )  # fmt: skip
+        if not caller.may(name):
+            # Nothing here says whether somebody has it: the names that a key owns are known to its holder.
+            raise ApiError(403, f"this key does not own the name {name!r}", code="not_owned", param="id")
+        if name in self.store:
+            raise ApiError(409, f"{name!r} is here already; choose another name", code="exists", param="id")
+        if not caller.admin and len(self.people(caller)) >= self.settings.identities:
+            raise ApiError(
+                403,
+                f"this key has {self.settings.identities:,} identities, which is its limit; delete some",
+                code="identity_limit",
+            )
+        return name
+
+    def people(self, caller: Caller) -> dict[str, Commit]:
+        """Every identity that this caller may see, of any model, with its head."""
+        return {name: head for name, head in self.store.names().items() if caller.may(name)}
+
+    def commit(self, caller: Caller, name: str, ref: str) -> Commit:
+        """A commit by its id's beginning in the history of `name`, or the head of another identity of this caller's."""
+        head = self.head(caller, name)
+        if NAME.fullmatch(ref) and caller.may(ref) and ref in self.store:
+            return self.store.head(ref)
+        found = [c for c in self.store.log(name) if len(ref) >= 4 and c.id.startswith(ref)]
+        if len(found) != 1:
+            raise ApiError(404, f"{ref!r:.80} is no commit in the history of {head.id[:12]}", code="commit_not_found")
+        return found[0]
+
+    def load(self, ref: str) -> Identity:
+        """The identity at a name or commit, refused where it belongs to another model."""
+        return self.store.load(ref, self.base)
+
+    async def aside(self, f: Callable[[], T]) -> T:
+        """Work that touches no model (the store, files), off the event loop."""
+        return await asyncio.to_thread(f)
+
+    def close(self) -> None:
+        for end in reversed(self.at_end):
+            end()
+        self.engine.close()
+
+
+__all__ = ["Service"]
