@@ -181,6 +181,20 @@ def test_repetition_penalty_leaves_the_token_that_ends_a_row_as_likely_as_it_was
     assert generate(model, prompt, dataclasses.replace(shy, stop_ids=(free[at],))).finish == ["stop"]
 
 
+def test_presence_and_frequency_are_taken_from_the_logits_of_what_was_drawn_and_a_bias_is_added():
+    logits = torch.tensor([[2.0, 1.0, 0.5]])
+    from regard.models.decode.sampling import Drawer
+
+    once = Drawer(Sampling(presence_penalty=1.25), [[0]], 3, [0])
+    assert [once(logits).item() for _ in range(3)] == [0, 1, 0], "2, then 2 − 1.25 < 1, then 0.75 > 1 − 1.25 and 0.5"
+    often = Drawer(Sampling(frequency_penalty=1.25), [[0]], 3, [0])
+    assert [often(logits).item() for _ in range(4)] == [0, 1, 0, 2], "each time counts: 2 − 2 · 1.25 < 0.5"
+    assert Drawer(Sampling(bias=((2, 1.75), (99, 5.0))), [[0]], 3, [0])(logits).item() == 2
+    for wrong in ({"bias": ((1, float("nan")),)}, {"bias": (("x", 1.0),)}, {"presence_penalty": float("inf")}):
+        with pytest.raises(SpecError):
+            Sampling(**wrong)
+
+
 def test_what_is_penalised_may_be_said_instead_of_taken_from_the_prompt():
     from regard.models.decode.sampling import Drawer
 

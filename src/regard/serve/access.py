@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, cast
 
-from fastapi import Depends, Request
+from ..errors import needs_extra
+
+with needs_extra("serve"):
+    from fastapi import Depends, Request
 
 from .errors import ApiError
 from .keys import Caller

@@ -21,7 +21,10 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException
+from ..errors import needs_extra
+
+with needs_extra("serve"):
+    from fastapi import HTTPException
 
 from .access import unauthorised
 from .contract import DrainingError

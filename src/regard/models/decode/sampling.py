@@ -37,13 +37,19 @@ class Sampling:
     """None: no log-probabilities. n: those of the chosen tokens and of the n most likely ones beside them."""
     penalised: tuple[int, ...] | None = None
     """Ids that `repetition_penalty` takes for seen before the first token is drawn. None: all of the prompt's."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of every token that was drawn already, as OpenAI's clients know it."""
+    frequency_penalty: float = 0.0
+    """The same, once for each time that it was drawn."""
+    bias: tuple[tuple[int, float], ...] = ()
+    """(id, number) pairs: what is added to the logits of these tokens before anything else."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("max_tokens", "top_k", "seed", "logprobs"):
             self._check(is_whole(getattr(self, name)) or self._is_left_out(name), name, "a whole number")
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             self._check(isinstance(value, Real) or self._is_left_out(name), name, "a number")
         for name, kind, what in (
@@ -62,6 +68,10 @@ class Sampling:
         self._check(self.top_p is None or 0 < self.top_p <= 1, "top_p", "in (0, 1], or None; 0.9 is a common choice")
         self._check(self.min_p is None or 0 <= self.min_p <= 1, "min_p", "in [0, 1], or None; 0.05 is a common choice")
         self._check(self.repetition_penalty > 0, "repetition_penalty", "above 0; 1 leaves logits alone, 1.1 is a common choice")
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._check(abs(getattr(self, name)) < float("inf"), name, "a finite number; 0 leaves logits alone")
+        pairs = all(len(p) == 2 and is_whole(p[0]) and isinstance(p[1], Real) and abs(p[1]) < float("inf") for p in self.bias)
+        self._check(pairs, "bias", "(token id, finite number) pairs, such as ((42, -100.0),)")
         self._check(all(self.stop), "stop", "texts of at least one character")
         self._check(self.logprobs is None or 0 <= self.logprobs <= 100, "logprobs", "0 to 100, or None")
         cuts = [n for n in ("top_k", "top_p", "min_p") if getattr(self, n) is not None]
@@ -100,11 +110,20 @@ class Drawer:
                 self.seen[i, [t for t in before if 0 <= t < vocabulary]] = True
             # A chat's markup ends every message with the token that ends an answer: punished for it, an answer would run on.
             self.seen[:, [i for i in stop_ids if 0 <= i < vocabulary]] = False
+        # Counted only where they matter: a vocabulary of numbers a row is not nothing.
+        counts = sampling.presence_penalty or sampling.frequency_penalty
+        self.drawn = torch.zeros(len(prompts), vocabulary) if counts else None
+        known = [(i, b) for i, b in sampling.bias if 0 <= i < vocabulary]
+        self.bias = torch.zeros(vocabulary).index_add(0, *map(torch.tensor, zip(*known, strict=True))) if known else None
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Tokens (B) from logits (B, V)."""
         s = self.sampling
         logits = logits.float().cpu()
+        if self.bias is not None:
+            logits = logits + self.bias
+        if self.drawn is not None:
+            logits = logits - s.frequency_penalty * self.drawn - s.presence_penalty * (self.drawn > 0)
         if self.seen is not None:
             logits = penalised(logits, self.seen, s.repetition_penalty)
         if s.temperature == 0:
@@ -117,6 +136,8 @@ class Drawer:
             chosen = index.gather(-1, place).squeeze(-1)
         if self.seen is not None:
             self.seen.scatter_(1, chosen.unsqueeze(-1), True)
+        if self.drawn is not None:
+            self.drawn.scatter_add_(1, chosen.unsqueeze(-1), torch.ones(len(chosen), 1))
         return chosen
 
 
