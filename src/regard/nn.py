@@ -139,6 +139,10 @@ class AttentionOverride(Protocol):
         """Without a cache the text is whole, and the one that is given back is nobody's."""
         ...
 
+    def inspect(self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, allow: Allow | Tensor | None) -> Attended:
+        """`meet` of a whole text, to be looked at."""
+        ...
+
     def step(self, attention: Attention, qkv: Tensor, batch: int, cache: Cache, allow: Allow) -> tuple[Tensor, Cache] | None:
         """The same for one token per row, from one product (B, (H + 2G)·D); None where there is no shorter way."""
         ...
@@ -254,8 +258,11 @@ class Attention(nn.Module):
     def inspect(
         self, x: Tensor, context: Tensor | None = None, *, allow: Allow | Tensor | None = None, state: State | None = None
     ) -> Attended:
-        """The operator's view of the same call: weights, energy, who was accepted."""
+        """The operator's view of the same call: weights, energy, who was accepted. What an identity keeps stands before the text's keys."""
         q, k, v = self._project(x, x if context is None else context)
+        override = self.override
+        if override is not None and v is not None and context is None:
+            return override.inspect(self, q, k, v, allow)
         return inspect(q, k, v, self.spec, allow=allow, state=self.state(state))
 
     def step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,6 +32,13 @@ class _Survey:
     energy: Tensor | None
     support: Tensor
     effective: Tensor
+
+
+class Rows(NamedTuple):
+    """Some rows of some heads."""
+
+    weights: Float[Tensor, "B heads rows K"]
+    accepted: Bool[Tensor, "B heads rows"]
 
 
 class Attended:
@@ -67,20 +75,27 @@ class Attended:
     def plan(self) -> Plan:
         return plan(self._asked)
 
-    @torch.no_grad()
     def weights(
         self, rows: Sequence[int] | slice | None = None, heads: Sequence[int] | slice | None = None
     ) -> Float[Tensor, "B heads rows K"]:
         """The weights of some rows and heads, all by default. Only the tiles that hold the rows are computed."""
+        return self.rows(rows, heads).weights
+
+    @torch.no_grad()
+    def rows(self, rows: Sequence[int] | slice | None = None, heads: Sequence[int] | slice | None = None) -> Rows:
+        """Weights and acceptance of some rows and heads, where `accepted` would compute every tile."""
         (B, H, _, Q, K, _, _) = self._problem.sizes
         row_list, head_list = _chosen(rows, Q, "rows"), _chosen(heads, H, "heads")
         out = self.output.new_zeros(B, len(head_list), len(row_list), K)
+        accepted = torch.zeros(out.shape[:3], dtype=torch.bool, device=out.device)
         for t, tile in self._tiles(set(row_list)):
             here = [(n, r - t.start) for n, r in enumerate(row_list) if t.start <= r < t.stop]
             if here:
-                chosen = tile.weights[:, head_list][:, :, [r for _, r in here], : t.hi - t.lo]
-                out[:, :, [n for n, _ in here], t.lo : t.hi] = chosen.to(out.dtype)
-        return out
+                into, of = [n for n, _ in here], [r for _, r in here]
+                chosen = tile.weights[:, head_list][:, :, of]
+                out[:, :, into, t.lo : t.hi] = chosen[..., : t.hi - t.lo].to(out.dtype)
+                accepted[:, :, into] = _accepts(chosen, self._job[0].null_slots)
+        return Rows(out, accepted)
 
     def jump(self) -> Jump:
         """GD's story of each row: key, distance, direction, coherence point, energy, coherence."""
@@ -134,9 +149,7 @@ class Attended:
             for t, tile in self._tiles(None):
                 rows = slice(t.start, t.stop)
                 real = tile.weights[..., : t.hi - t.lo]
-                total = tile.weights.abs().sum(-1)
-                mass = total if not job.null_slots else total - tile.weights[..., -job.null_slots :].sum(-1)
-                accepted[:, :, rows] = mass >= 0.5 if job.null_slots else mass > 0
+                accepted[:, :, rows] = _accepts(tile.weights, job.null_slots)
                 size = real.abs()
                 support[:, :, rows] = (real != 0).sum(-1)
                 share = size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(real.dtype).tiny)
@@ -192,6 +205,12 @@ def inspect(
 ) -> Attended:
     """Like `attend`, and the result can say why: `accepted`, `energy`, `support`, `effective`, `weights(rows=, heads=)`, `plan`."""
     return Attended(pose(q, k, v, spec, (geometry, selection, position), allow, state))
+
+
+def _accepts(weights: Tensor, null_slots: int) -> Tensor:
+    """Rows that chose: not those that had nothing to choose from, or laid more than half of their weight on what refuses."""
+    total = weights.abs().sum(-1)
+    return total - weights[..., -null_slots:].sum(-1) >= 0.5 if null_slots else total > 0
 
 
 def _chosen(asked: Sequence[int] | slice | None, count: int, name: str) -> list[int]:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ...attention.allow import Allow, Alone, Behind, Causal, rule
 from ...attention.fused import one_row
+from ...attention.inspect import Attended, inspect
 from ...attention.operator import attend
 from ...attention.spec import Spec
 from ...errors import CombinationError, ShapeError
@@ -188,6 +189,29 @@ class LayerRead:
         self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Cache | None, allow: Allow | Tensor | None
     ) -> tuple[Tensor, Cache]:
         """`nn.Attention.meet` under this read: q and k come unturned, and the cache keeps wide keys."""
+        E = v.shape[-1]
+        q, cache, ruled = self._posed(attention, q, k, v, cache, allow)
+        keys, values = cache.keys(), cache.values()
+        if ruled is None:
+            return one_row(q, keys, values, self.scale)[..., :E], cache
+        return attend(q, keys, values, self._met(attention), allow=ruled)[..., :E], cache
+
+    def inspect(self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, allow: Allow | Tensor | None) -> Attended:
+        """`meet` of a whole text, to be looked at: its first keys are the slots."""
+        E = v.shape[-1]
+        q, cache, ruled = self._posed(attention, q, k, v, None, allow)
+        return inspect(
+            q, cache.keys(), cache.values()[..., :E], self._met(attention), allow=Causal() if ruled is None else ruled
+        )
+
+    def _met(self, attention: Attention) -> Spec:
+        """What is left to do for heads that are turned and wide."""
+        return Spec(Dot(scale=self.scale), attention.spec.selection, NoPosition())
+
+    def _posed(
+        self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Cache | None, allow: Allow | Tensor | None
+    ) -> tuple[Tensor, Cache, Allow | None]:
+        """Queries turned and wide, the keys and values that they meet, and under which rule; None: one row that may meet all of them."""
         B, _, Q, _ = q.shape
         if self.batch not in (1, B):
             raise ShapeError(f"{self.batch} identities live here, one for each row, and the batch has {B} rows")
@@ -201,28 +225,25 @@ class LayerRead:
             asks, tells = self.columns(q, k)
         if turns is not None:
             q, k = (self._turned(turns, x, at) for x in (q, k))
-        E = v.shape[-1]
         if self.wide:
             q, k = torch.cat([q, asks], -1), torch.cat([k, tells], -1)  # pyright: ignore
             # The fused kernels want values as wide as keys.
-            v = F.pad(v, (0, k.shape[-1] - E))
+            v = F.pad(v, (0, k.shape[-1] - v.shape[-1]))
         cache = cache.grown(k, v)
-        keys, values = cache.keys(), cache.values()
         plain = attention.spec.selection == Softmax()
         ruled = rule(allow)
         heads = [p.head for p in self.places or (Place(),)]
         first = cache.lead and at < max(heads)
         if plain and Q == 1 and refused is None and isinstance(ruled, Causal) and not first:
-            return one_row(q, keys, values, self.scale)[..., :E], cache
+            return q, cache, None
         if not isinstance(ruled, Causal) and cache.lead:
             ruled = Behind(cache.lead, ruled)
         if first:
             ruled = ruled & Alone(cache.lead, tuple(heads))
         if refused is not None:
-            open_ = refused.new_ones(*refused.shape[:3], keys.shape[2] - refused.shape[3])
+            open_ = refused.new_ones(*refused.shape[:3], cache.keys().shape[2] - refused.shape[3])
             ruled = ruled & torch.cat([~refused, open_], -1)
-        out = attend(q, keys, values, Spec(Dot(scale=self.scale), attention.spec.selection, NoPosition()), allow=ruled)
-        return out[..., :E], cache
+        return q, cache, ruled
 
     def step(self, attention: Attention, qkv: Tensor, batch: int, cache: Cache, allow: Allow) -> tuple[Tensor, Cache] | None:
         """One token per row by one call in C, where nothing is asked that it does not know."""
