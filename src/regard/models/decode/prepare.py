@@ -11,7 +11,7 @@ forward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -161,17 +161,40 @@ class Stack:
         positions: Tensor | None,
         every: bool,
     ) -> tuple[Tensor, tuple[Cache, ...]]:
+        B, N = tokens.shape
+        way = self.walk(tokens, caches, allow, states, positions)
+        try:
+            while True:
+                next(way)
+        except StopIteration as end:
+            x, grown = end.value
+        if not every:
+            x = x.view(B, N, -1)[:, -1]
+        logits = self.logits(x)
+        return logits.view(B, N, -1) if every else logits, grown
+
+    def walk(
+        self,
+        tokens: Tensor,
+        caches: Sequence[Cache],
+        allow: Allow | None = None,
+        states: Sequence[State | None] | None = None,
+        positions: Tensor | None = None,
+    ) -> Generator[None, None, tuple[Tensor, tuple[Cache, ...]]]:
+        """What the last block leaves (B·N, M), and the caches; it stops before every block, so that others may have their turn."""
         (B, N), model = tokens.shape, self.model
         rule = narrowed(model.rule(), allow)
         x = model.start(tokens, cached_length(caches, len(self.layers)), positions).reshape(B * N, -1)
         grown: list[Cache] = []
-        for layer, cache, state in zip(self.layers, caches, states, strict=True):
+        for layer, cache, state in zip(self.layers, caches, states or [None] * len(self.layers), strict=True):
+            yield
             x, cache = layer(x, B, cache, rule, state)
             grown.append(cache)
-        if not every:
-            x = x.view(B, N, -1)[:, -1]
-        logits = model.readout(_normed(model.norm, x), self.head)
-        return logits.view(B, N, -1) if every else logits, tuple(grown)
+        return x, tuple(grown)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Of what `walk` left, row by row."""
+        return self.model.readout(_normed(self.model.norm, x), self.head)
 
 
 def prepare(model: Model, weights: Weights = "float32", *, fresh: bool = False) -> Decoder:
