@@ -52,6 +52,10 @@ class Pieces:
         text = b"".join(parts).decode("utf-8", errors="replace")
         return text.removeprefix(" ")
 
+    def bytes_of(self, i: int) -> bytes:
+        """What one token stands for; nothing for an id that there is none of."""
+        return self._of_byte.get(i, self.pieces[i]) if 0 <= i < len(self.pieces) else b""
+
     def _merged(self, ids: list[int]) -> list[int]:
         """A heap of pairs over a linked list: n log n, where trying all pairs again each time would be n²."""
         after = [*range(1, len(ids)), -1]

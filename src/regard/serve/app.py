@@ -19,10 +19,10 @@ with needs_extra("serve"):
 
 from .errors import ApiError, said
 from .guard import Guard
-from .routes import health
+from .routes import chat, completions, embeddings, health, models, tokenize
 from .service import Service
 
-ROUTERS = (health.router,)
+ROUTERS = (health.router, chat.router, completions.router, models.router, embeddings.router, tokenize.router)
 """In the order in which paths are matched."""
 SPOKEN = 3
 """Faults of one body that are named."""

@@ -32,6 +32,10 @@ class ApiError(RegardError):
         self.status, self.code, self.param, self.headers = status, code, param, dict(headers or {})
 
 
+class GoneError(Exception):
+    """The client has hung up: there is nobody to answer."""
+
+
 def refuse(param: str, why: str, code: str = "unsupported_parameter") -> ApiError:
     """A parameter that means something, and is not to be had here."""
     return ApiError(400, f"{param}: {why}", code=code, param=param)
@@ -135,4 +139,4 @@ def _unreachable(error: StoreError) -> bool:
     return any(isinstance(e, SQLAlchemyError) for e in causes(error))
 
 
-__all__ = ["ApiError", "Said", "is_full", "no_identity", "refuse", "said"]
+__all__ = ["ApiError", "GoneError", "Said", "is_full", "no_identity", "refuse", "said"]

@@ -28,7 +28,7 @@ with needs_extra("serve"):
 
 from .access import unauthorised
 from .contract import DrainingError
-from .errors import ApiError, Said, said
+from .errors import ApiError, GoneError, Said, said
 from .keys import LOCAL, Caller
 from .service import Service
 
@@ -39,6 +39,8 @@ Send = Callable[[Message], Awaitable[None]]
 LOG = logging.getLogger("regard.serve")
 ALWAYS = ("/health", "/ready", "/metrics")
 """Answered while draining too."""
+GONE = 499
+"""In the log and in metrics, of a request whose client hung up before it was answered."""
 MUTATIONS = ("POST", "PUT", "PATCH", "DELETE")
 READ_SECONDS = 30.0
 """That a body may take to arrive."""
@@ -100,6 +102,8 @@ class _Passing:
                 await self._answer(said(refused))
                 return
             await app(self.scope, receive, self.send)
+        except GoneError:
+            self.status = self.status or GONE
         except Exception as error:
             # Where something broke, without what it says: that may quote a prompt.
             LOG.error("%s failed: %s\n%s", self.id, type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,9 +19,12 @@ from .contract import EngineLike
 from .errors import ApiError, no_identity
 from .keys import Caller, Keys
 from .metrics import Metrics
+from .once import Once
 from .settings import Settings
 
 T = TypeVar("T")
+HELD = 64
+"""Identities that are held in memory between requests."""
 
 
 @dataclass(eq=False)
@@ -36,11 +41,15 @@ class Service:
     jobs: Any = None
     """Long work on identities, by `regard.serve.jobs`."""
     started: float = field(default_factory=time.time)
+    once: Once = field(default_factory=Once)
     draining: bool = False
     in_flight: int = 0
     """Requests that are being answered."""
     at_end: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     """Called before the engine is closed, the last first."""
+
+    _held: OrderedDict[str, tuple[str, Identity]] = field(default_factory=OrderedDict[str, tuple[str, Identity]])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.metrics.watch(self.engine)
@@ -103,6 +112,25 @@ class Service:
     def load(self, ref: str) -> Identity:
         """The identity at a name or commit, refused where it belongs to another model."""
         return self.store.load(ref, self.base)
+
+    def loaded(self, name: str, head: Commit) -> Identity:
+        """The identity at a head, held for the next request; of each name only the youngest, and of all names a few."""
+        with self._lock:
+            held = self._held.get(name)
+            if held is not None and held[0] == head.id:
+                self._held.move_to_end(name)
+                return held[1]
+        identity = self.load(head.id)
+        with self._lock:
+            self._held[name] = head.id, identity
+            while len(self._held) > HELD:
+                self._held.popitem(last=False)
+        return identity
+
+    def let_go(self, name: str) -> None:
+        """Hold nothing of somebody any more: who was deleted, or has forgotten."""
+        with self._lock:
+            self._held.pop(name, None)
 
     async def aside(self, f: Callable[[], T]) -> T:
         """Work that touches no model (the store, files), off the event loop."""

@@ -75,11 +75,13 @@ def imprint_into(
     *,
     again: bool = False,
     base: Base | None = None,
+    token: str | None = None,
     tell: Tell = lambda what, share: None,
 ) -> Imprinted:
     """Let an event of `imprint_event` happen to `name`, which is begun where there is none; writers of one name take turns.
 
-    `again` writes also what was imprinted before; `base` names the model in an identity that is begun.
+    `again` writes also what was imprinted before; `base` names the model in an identity that is begun. A `token`
+    names the attempt, as in `IdentityStore.update`: with the same one nothing is written twice.
     """
     start = end = Identity.new(base or base_of(model))
 
@@ -94,9 +96,9 @@ def imprint_into(
 
     begun = name not in store
     try:
-        commit = _begin(store, name, write(start), event) if begun else None
+        commit = _begin(store, name, write(start), event, token) if begun else None
         begun = commit is not None
-        commit = commit or store.update(name, write, event=event)
+        commit = commit or store.update(name, write, event=event, token=token)
     except _RecognisedError as error:
         return error.known
     fresh = [i for i, p in enumerate(end.imprints.position.tolist()) if p >= start.life.tokens]
@@ -106,12 +108,12 @@ def imprint_into(
     )
 
 
-def _begin(store: IdentityStore, name: str, identity: Identity, event: Event) -> Commit | None:
+def _begin(store: IdentityStore, name: str, identity: Identity, event: Event, token: str | None) -> Commit | None:
     """A new name and its first write: after the text was read, so that a text which cannot be leaves nobody behind. None where
     somebody else began it meanwhile."""
     try:
         first = store.new(name, Identity.new(identity.base))
-        return store.commit(name, replace(identity, parent=first.id), event=event)
+        return store.commit(name, replace(identity, parent=first.id), event=event, token=token)
     except (StoreError, StaleError):
         if name not in store:
             raise

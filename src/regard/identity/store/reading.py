@@ -182,6 +182,11 @@ class Reading:
         path.reverse()
         return path, [e for journal in self.db.events(c, path) for e in journal]
 
+    def attempted(self, token: str) -> Commit | None:
+        """What an earlier try with this token wrote; None where it wrote nothing."""
+        with self.db.read() as c:
+            return self.db.by_token(c, token)
+
     def holds(self, commit: str) -> bool:
         """Whether a commit is still there."""
         with self.db.read() as c:
