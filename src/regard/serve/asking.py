@@ -63,12 +63,11 @@ class Asked:
 
     @property
     def version(self) -> str:
-        """What a prefix that was read once may be read again for: this base, this person at this commit, and with the same in mind."""
-        parts = [self.service.base.fingerprint]
-        if self.who is not None:
-            brought = hashlib.sha256(json.dumps(self.recalled).encode()).hexdigest()[:16] if self.recalled else ""
-            parts += [self.who.name, self.who.head.id, brought]
-        return "/".join(parts)
+        """This base, this person at this commit, and with the same in mind."""
+        if self.who is None:
+            return self.service.version()
+        brought = hashlib.sha256(json.dumps(self.recalled).encode()).hexdigest()[:16] if self.recalled else "nothing"
+        return self.service.version(self.who.name, self.who.head.id, brought)
 
     @property
     def question(self) -> str | None:
@@ -104,6 +103,8 @@ class Asked:
         self.commit = await service.engine.call(write)
         service.metrics.commit.observe(time.monotonic() - began)
         service.metrics.turns.inc()
+        # Nobody reads as they were before this turn any more.
+        service.engine.forget(service.version(name, self.who.head.id))
         return self.commit
 
     def _source(self) -> str:

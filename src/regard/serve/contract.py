@@ -118,6 +118,10 @@ class EngineLike(Protocol):
         """Other work on the same model, off the event loop, one at a time; decoding goes on beside it."""
         ...
 
+    def forget(self, version: str) -> None:
+        """Let go of whatever is kept of prompts under versions that begin so."""
+        ...
+
     def stats(self) -> Stats: ...
     def drain(self, timeout: float) -> bool:
         """Take nothing new, wait for what runs; False where some of it did not end in time."""

@@ -132,6 +132,9 @@ class PlainEngine:
     async def call(self, f: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._calls, f)
 
+    def forget(self, version: str) -> None:
+        """Nothing is kept."""
+
     def stats(self) -> Stats:
         with self._lock:
             return Stats(self._queued, self._running, self._prompt, self._written)

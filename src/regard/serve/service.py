@@ -131,6 +131,11 @@ class Service:
         """Hold nothing of somebody any more: who was deleted, or has forgotten."""
         with self._lock:
             self._held.pop(name, None)
+        self.engine.forget(self.version(name))
+
+    def version(self, name: str | None = None, *parts: str) -> str:
+        """What a prefix that was read once may be read again for: this base; with a name, this person; with parts, as they were then."""
+        return "/".join((self.base.fingerprint, *((name, *parts, "") if name is not None else ())))
 
     async def aside(self, f: Callable[[], T]) -> T:
         """Work that touches no model (the store, files), off the event loop."""
