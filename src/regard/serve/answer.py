@@ -9,7 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast
 
-from fastapi import Request
+from ..errors import needs_extra
+
+with needs_extra("serve"):
+    from fastapi import Request
 
 from .contract import Job, Piece, QueueFullError, Run
 from .errors import ApiError, GoneError

@@ -7,7 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import cached_property
 from typing import Any, cast
 
-from fastapi.responses import StreamingResponse
+from ..errors import needs_extra
+
+with needs_extra("serve"):
+    from fastapi.responses import StreamingResponse
 
 from ..models.byte_level import byte_characters
 from ..models.sentencepiece import Pieces
