@@ -19,10 +19,13 @@ with needs_extra("serve"):
 
 from .errors import ApiError, said
 from .guard import Guard
-from .routes import chat, completions, embeddings, health, models, tokenize
+from .routes import attention, chat, completions, embeddings, health, mechanisms, models, static, studies, tokenize
 from .service import Service
 
-ROUTERS = (health.router, chat.router, completions.router, models.router, embeddings.router, tokenize.router)
+ROUTERS = (
+    health.router, chat.router, completions.router, models.router, embeddings.router, tokenize.router,
+    attention.router, mechanisms.router, studies.router, static.router,
+)  # fmt: skip
 """In the order in which paths are matched."""
 SPOKEN = 3
 """Faults of one body that are named."""

@@ -75,6 +75,11 @@ class AttentionReader:
         self._models: OrderedDict[tuple[str, ...], Model] = OrderedDict()
         self._scores: OrderedDict[tuple[object, ...], dict[str, Tensor]] = OrderedDict()
 
+    @property
+    def causal(self) -> bool:
+        """True where a row meets no later key: those weights are zeros, and not sent."""
+        return isinstance(self.model, CausalModel)
+
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a text, as this kind of model reads one."""
         return tuple(self.tokenizer.encode(text, framed=not isinstance(self.model, CausalModel)))

@@ -49,6 +49,8 @@ class Settings:
     """Kept for `previous_response_id`, of each key."""
     repetition_penalty: float = REPETITION_PENALTY
     """Of chat answers for which the client names none."""
+    studies: str = "studies"
+    """The folder of measured studies, as `regard study run --out` has it."""
     docs: bool = True
     """Whether /openapi.json is served."""
 
