@@ -47,7 +47,7 @@ def write(store: IdentityStore, name: str, event: Event, **more: str) -> Commit:
 
 
 def blobs(store: IdentityStore) -> set[str]:
-    return {path.stem for path in store.blobs.folder.glob("*/*.safetensors")}
+    return set(store.blobs.every())
 
 
 def needed(store: IdentityStore, *names: str) -> set[str]:

@@ -239,7 +239,7 @@ def test_episodes_do_not_count_to_what_an_identity_may_weigh(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     me = with_episodes(30)
-    for module in ("codec", "blobs", "exchange"):
+    for module in ("codec", "folder_blobs", "exchange"):
         monkeypatch.setattr(f"regard.identity.store.{module}.LARGEST", 2000)
     assert sum(e.nbytes for e in me.episodes) > 2000
     store.new("long", me)

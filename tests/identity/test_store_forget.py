@@ -15,8 +15,9 @@ import pytest
 from stored import BASE, heard, imprint, replay
 
 from regard.identity.state import Identity
-from regard.identity.store import Event, Forgotten, IdentityStore, StoreError, label_of, unique_source
+from regard.identity.store import Event, Forgotten, IdentityStore, StoreError, folder_blobs, label_of, unique_source
 from regard.identity.store import proof as proof_module
+from regard.identity.store.folder_blobs import searchable_file
 from regard.identity.store.proof import found_in, fragments_of_text
 
 DAY = "chat-2026-07-24"
@@ -215,8 +216,9 @@ def test_fragments_are_found_wherever_a_page_ends_and_not_by_chance() -> None:
 
 
 def test_a_text_across_two_parts_of_a_large_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof_module, "READ", 64)
+    monkeypatch.setattr(folder_blobs, "READ", 64)
     needles = fragments_of_text(["sixteen letters!"])
     for before in range(40, 70):
         (tmp_path / "x").write_bytes(b"." * before + b"sixteen letters!" + b"." * 50)
-        assert found_in(proof_module._read(tmp_path / "x"), needles) == needles, before  # pyright: ignore
+        parts = proof_module._overlapping(searchable_file(tmp_path / "x").parts())  # pyright: ignore
+        assert found_in(parts, needles) == needles, before

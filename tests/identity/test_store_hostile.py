@@ -154,9 +154,9 @@ def test_a_flipped_byte_gives_another_sound_identity_or_our_error(at: int, flip:
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_a_flipped_byte_in_a_kept_blob_is_always_noticed(tmp_path_factory: pytest.TempPathFactory, at: int, flip: int) -> None:
-    from regard.identity.store.blobs import Blobs
+    from regard.identity.store.folder_blobs import FolderBlobs
 
-    blobs = Blobs(tmp_path_factory.mktemp("flip"))
+    blobs = FolderBlobs(tmp_path_factory.mktemp("flip"))
     blob = blobs.put(SOUND)
     data = bytearray(SOUND)
     data[at % len(data)] ^= flip

@@ -17,7 +17,7 @@ with needs_extra("serve"):
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from .errors import DOCUMENTED, ApiError, said
+from .errors import ApiError, said
 from .guard import Guard
 from .routes import attention, chat, completions, embeddings, health, mechanisms, models, static, studies, tokenize
 from .service import Service
@@ -39,7 +39,7 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(
         title="regard", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        openapi_url="/openapi.json" if service.settings.docs else None, responses=DOCUMENTED,
+        openapi_url="/openapi.json" if service.settings.docs else None,
     )  # fmt: skip
     app.state.service = service
     for router in ROUTERS:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CheckpointError, MissingPackageError, NumericsError, RegardError, ShapeError
-from ..identity.store.errors import StaleError, StoreError, UnknownNameError
+from ..identity.store.errors import StaleError, StoreError, UnknownNameError, UnreachableError
 from .contract import DrainingError, QueueFullError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -91,23 +91,6 @@ class Said:
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-_NAMED = {"type": ["string", "null"]}
-_SHAPE = {
-    "type": "object", "required": ["error"], "additionalProperties": False,
-    "properties": {
-        "error": {
-            "type": "object", "required": ["message", "type", "param", "code"],
-            "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": _NAMED, "code": _NAMED},
-        },
-    },
-}  # fmt: skip
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    statuses: {"description": what, "content": {"application/json": {"schema": _SHAPE}}}
-    for statuses, what in (("4XX", "what the request asked for, or said, and does not get"), ("5XX", "what went wrong here"))
-}
-"""For the OpenAPI document: what any route may send instead of an answer."""
-
-
 def said(error: BaseException) -> Said:
     """What is sent of an error: of ours its own words, of any other none, for they may quote somebody."""
     if isinstance(error, ApiError):
@@ -153,7 +136,7 @@ def is_full(error: BaseException) -> bool:
 def _unreachable(error: StoreError) -> bool:
     from sqlalchemy.exc import SQLAlchemyError
 
-    return any(isinstance(e, SQLAlchemyError) for e in causes(error))
+    return any(isinstance(e, SQLAlchemyError | UnreachableError) for e in causes(error))
 
 
-__all__ = ["DOCUMENTED", "ApiError", "GoneError", "Said", "is_full", "no_identity", "refuse", "said"]
+__all__ = ["ApiError", "GoneError", "Said", "is_full", "no_identity", "refuse", "said"]

@@ -2,7 +2,7 @@
 
 from .check import Checked, Finding
 from .difference import Change, Diff, EpisodeSummary, compare
-from .errors import MissingBlobError, StaleError, StoreError
+from .errors import MissingBlobError, StaleError, StoreError, UnreachableError
 from .forget import Forgotten, Replay
 from .proof import Searched
 from .records import Commit, Event, label_of, unique_source
@@ -10,5 +10,5 @@ from .store import Collected, IdentityStore
 
 __all__ = [
     "Change", "Checked", "Collected", "Commit", "Diff", "EpisodeSummary", "Event", "Finding", "Forgotten", "IdentityStore", "MissingBlobError", "Replay",
-    "Searched", "StaleError", "StoreError", "compare", "label_of", "unique_source",
+    "Searched", "StaleError", "StoreError", "UnreachableError", "compare", "label_of", "unique_source",
 ]  # fmt: skip

@@ -13,11 +13,12 @@ import contextlib
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal
 
 from ... import files
 from ...errors import CheckpointError, RegardError
+from .folder_blobs import open_files
 from .reading import expect_whole
 from .records import Commit, EpisodeRow, Event, journal_hash, lists, reached, strict_json
 
@@ -245,9 +246,9 @@ def _blobs(store: IdentityStore, report: Checked, holders: Holders, doomed: set[
                 _lost(store, report, f"blob {commit.blob[:12]}", error, holders.of_state(commit.blob), holders)
     report.blobs, report.episodes = len(sound - wrong), len(sources)
     named = episodes | {x.blob for x in holders.commits.values()} | doomed
-    stray = [p for p in store.blobs.folder.glob("*/*") if p.stem not in named]
+    stray = store.blobs.strays(named)
     if stray:
-        report.add("blobs", f"{len(stray)} files that no commit names, such as {stray[0].name[:20]}", GC, "untidy")
+        report.add("blobs", f"{len(stray)} files that no commit names, such as {stray[0][:20]}", GC, "untidy")
 
 
 def _lost(store: IdentityStore, report: Checked, where: str, error: RegardError, held: list[Commit], holders: Holders) -> None:
@@ -264,10 +265,10 @@ def _lost(store: IdentityStore, report: Checked, where: str, error: RegardError,
 def _untidy(store: IdentityStore, report: Checked, doomed: set[str]) -> None:
     if doomed:
         report.add("database", f"{len(doomed)} removals are not cleared away yet", GC, "untidy")
-    for folder in (store.blobs.folder, store.sleep_checkpoints):
-        drafts = list(folder.glob(f"{files.DRAFT}*"))
+    nights = len(list(store.sleep_checkpoints.glob(f"{files.DRAFT}*")))
+    for where, drafts in ((store.blobs.where, store.blobs.drafts()[0]), (str(store.sleep_checkpoints), nights)):
         if drafts:
-            report.add(folder.name, f"{len(drafts)} unfinished files", f"{GC}, when nobody writes", "untidy")
+            report.add(PurePath(where).name, f"{drafts} unfinished files", f"{GC}, when nobody writes", "untidy")
     for path in _others_may_read(store):
         report.add(path.name, f"others may read it (mode {stat.S_IMODE(path.stat().st_mode):o})", f"chmod go= {path}", "untidy")
 
@@ -276,13 +277,11 @@ def _others_may_read(store: IdentityStore) -> Iterator[Path]:
     from .connection import SIDES
 
     file = store.db.file
-    mine = [] if file is None else [file, *(file.with_name(f"{file.name}{side}") for side in SIDES)]
-    for folder in (store.blobs.folder, store.sleep_checkpoints, store.db.locks):
-        mine += [folder, *folder.rglob("*")] if folder.is_dir() else []
-    for path in mine:
-        with contextlib.suppress(FileNotFoundError):
-            if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077:
-                yield path
+    for path in () if file is None else (file, *(file.with_name(f"{file.name}{side}") for side in SIDES)):
+        yield from open_files(path)
+    yield from store.blobs.open_to_others()
+    for folder in (store.sleep_checkpoints, store.db.locks):
+        yield from open_files(folder)
 
 
 __all__ = ["Checked", "Finding", "check"]

@@ -112,10 +112,10 @@ class Connections:
                 self.guard(c, exclusive=True)
                 version = schema.version_of(c, self.where)
                 if version is None:
-                    some = next(at.blobs.glob("*/*.safetensors"), None)
+                    some = next(at.blobs.every(), None)
                     if some is not None:
                         raise CheckpointError(
-                            f"{self.where} holds no store, and {at.blobs} holds identities of one: the database was damaged or "
+                            f"{self.where} holds no store, and {at.blobs.where} holds identities of one: the database was damaged or "
                             "replaced. Restore a backup, or move that folder away to begin anew"
                         )
                     schema.create(c)

@@ -13,6 +13,10 @@ class UnknownNameError(StoreError):
     """No name and no commit is called so. Its words name others, for whoever may see all of the store."""
 
 
+class UnreachableError(StoreError):
+    """The place where blobs are kept did not answer; nothing was changed, and it may answer later."""
+
+
 class StaleError(StateError):
     """The head of a name is no longer what the writer started from; nothing was written, and nothing is lost."""
 
@@ -25,4 +29,4 @@ class MissingBlobError(CheckpointError):
         self.blob = blob
 
 
-__all__ = ["MissingBlobError", "StaleError", "StoreError", "UnknownNameError"]
+__all__ = ["MissingBlobError", "StaleError", "StoreError", "UnknownNameError", "UnreachableError"]

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from ...errors import needs_extra
 from ...files import home, new_folders
+from .blobs import Blobs
 from .errors import StoreError
+from .folder_blobs import FolderBlobs
+from .object_blobs import ObjectBlobs, is_url
 from .schema import URL, make_url
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
@@ -23,10 +26,10 @@ SECRETS = ("password", "sslpassword", "passfile")
 @dataclass(frozen=True)
 class StoreLocation:
     url: URL
-    blobs: Path
+    blobs: Blobs
     locks: Path
     sleep_checkpoints: Path
-    """Of interrupted sleeps, beside the blobs."""
+    """Of interrupted sleeps, on this machine: beside the blobs where those are in a folder."""
     file: Path | None
     """SQLite's."""
     own: bool
@@ -34,9 +37,8 @@ class StoreLocation:
 
     def writable(self) -> bool:
         """Whether this process may write here, as far as permissions say."""
-        folders = [p for p in (self.blobs, self.file and self.file.parent) if p is not None and p.exists()]
-        files = [self.file] if self.file is not None and self.file.exists() else []
-        return all(os.access(p, os.W_OK) for p in (*folders, *files))
+        mine = () if self.file is None else (self.file.parent, self.file)
+        return self.blobs.writable() and all(os.access(p, os.W_OK) for p in mine if p.exists())
 
     def make(self) -> None:
         """Folders and an empty database that are their owner's alone; what was there already stays as it is."""
@@ -44,7 +46,7 @@ class StoreLocation:
             new_folders(self.file.parent)
             # Before SQLite opens it: its log and its journal take on the mode of the file.
             os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
-        new_folders(self.blobs)
+        self.blobs.make(own=self.own)
 
 
 def locate(url: str | Path | None, blobs: str | Path | None) -> StoreLocation:
@@ -58,7 +60,7 @@ def locate(url: str | Path | None, blobs: str | Path | None) -> StoreLocation:
                     "an SQLite store without a file; it keeps its tensors beside one: sqlite:///path/to/identities.db"
                 )
             file = Path(address.database).expanduser().absolute()
-            folder = Path(blobs) if blobs else file.with_name(f"{file.stem}.blobs")
+            folder = file.with_name(f"{file.stem}.blobs")
             locks = file.with_name(f"{file.stem}.locks")
             address = URL.create("sqlite", database=str(file))
         case "postgresql" | "postgres":
@@ -68,13 +70,17 @@ def locate(url: str | Path | None, blobs: str | Path | None) -> StoreLocation:
             address = address.set(drivername="postgresql+psycopg")
             # Two databases never share a folder by default: `gc` removes the blobs that its own database does not name.
             which = hashlib.sha256(f"{address.host}:{address.port}/{address.database}".encode()).hexdigest()[:16]
-            folder = Path(blobs) if blobs else home() / "identities" / "blobs" / which
-            locks = folder.with_name(f"{folder.name}.locks")
+            folder = home() / "identities" / "blobs" / which
+            locks = None
         case other:
             raise StoreError(
                 f"{other!r} is not a database that identities are kept in; give sqlite:///… or postgresql+psycopg://…"
             )
-    return StoreLocation(address, folder, locks, folder.with_name(f"{folder.stem}.nights"), file, not blobs)
+    if blobs and not is_url(blobs):
+        folder = Path(blobs)
+    where = ObjectBlobs(str(blobs)) if blobs and is_url(blobs) else FolderBlobs(folder)
+    nights = folder.with_name(f"{folder.stem}.nights")
+    return StoreLocation(address, where, locks or folder.with_name(f"{folder.name}.locks"), nights, file, not blobs)
 
 
 def _is_path(url: str | Path) -> bool:

@@ -7,9 +7,8 @@ blob; of an episode, all of its tokens, which can be read as words, and of every
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,8 @@ import numpy.typing as npt
 
 from ..episodes import Episode
 from ..state import Identity
+from .blobs import READ, Searchable
+from .folder_blobs import files_below, searchable_file
 from .records import canonical
 
 if TYPE_CHECKING:
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 LENGTH = 16
 """Bytes of a fragment: fewer are found by chance, and more are missed where a page ends."""
 SHORTEST = 8
-READ = 4 << 20
 LITE = (
     "copies, exports and backups that were made before",
     "blocks that the file system or the disk has freed and not yet overwritten, and its snapshots",
 )
 SERVER = (
     "the server's write-ahead log, its archives, replicas and backups, and blocks that it has freed",
+    "the memory of other processes, and checkpoints of sleeps that were interrupted on other machines, until they open the store again",
     "copies, exports and backups that were made before",
 )
 
@@ -108,16 +109,12 @@ def _slots(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return (words * np.uint64(0x9E37_79B9_7F4A_7C15)) >> np.uint64(44)
 
 
-def _read(path: Path) -> Iterator[bytes]:
-    """A file in parts that overlap, so that nothing is missed between them."""
+def _overlapping(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Each with the end of the one before it, so that nothing is missed between them."""
     tail = b""
-    try:
-        with path.open("rb") as file:
-            while data := file.read(READ):
-                yield tail + data
-                tail = (tail + data)[-LENGTH:]
-    except (FileNotFoundError, IsADirectoryError):
-        return
+    for data in parts:
+        yield tail + data
+        tail = (tail + data)[-LENGTH:]
 
 
 def _joined(records: Iterable[str]) -> Iterator[bytes]:
@@ -136,31 +133,28 @@ def search(store: IdentityStore, needles: set[bytes]) -> Searched:
     """Look through every file of the store that a commit does not vouch for."""
     with store.db.read() as c:
         named = store.db.blobs(c)
-    hits: dict[Path, set[bytes]] = {}
     files = list(_files(store, named))
-    for path in files:
-        hits[path] = found_in(_read(path), needles) if needles else set()
-    every = set[bytes]().union(*hits.values())
+    hits = [found_in(_overlapping(file.parts()), needles) if needles else set[bytes]() for file in files]
+    every = set[bytes]().union(*hits)
     if every:
         # Afterwards, so that whatever was written meanwhile is in them too.
         with store.db.read() as c:
             every -= found_in(_joined(store.db.every_record(c)), every)
-    left = tuple(path.name for path in files if hits[path] & every)
-    return Searched(tuple(path.name for path in files), left, LITE if store.db.lite else SERVER)
+    left = tuple(file.name for file, hit in zip(files, hits, strict=True) if hit & every)
+    unreachable = (*(LITE if store.db.lite else SERVER), *store.blobs.unreachable)
+    return Searched(tuple(file.name for file in files), left, unreachable)
 
 
-def _files(store: IdentityStore, named: Sequence[str] | set[str]) -> Iterator[Path]:
+def _files(store: IdentityStore, named: set[str]) -> Iterator[Searchable]:
     from .connection import SIDES
 
-    if store.db.file is not None:
-        yield from (
-            p for p in (store.db.file, *(store.db.file.with_name(f"{store.db.file.name}{s}") for s in SIDES)) if p.exists()
-        )
-    for folder in (store.blobs.folder, store.sleep_checkpoints, store.db.locks):
-        for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
-            # A blob that a commit names is the state of another name: its hash says what it holds.
-            if path.is_file() and not path.is_symlink() and path.stem not in named and path.stat().st_size:
-                yield path
+    file = store.db.file
+    for path in () if file is None else (file, *(file.with_name(f"{file.name}{side}") for side in SIDES)):
+        if path.exists():
+            yield searchable_file(path)
+    yield from store.blobs.searchable(named)
+    for folder in (store.sleep_checkpoints, store.db.locks):
+        yield from files_below(folder, named)
 
 
 __all__ = ["Searched", "fragments_of_episode", "fragments_of_state", "fragments_of_text", "search"]

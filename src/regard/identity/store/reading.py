@@ -160,7 +160,7 @@ class Reading:
         """The episode of a digest; `anew` from its file, also where it is in memory."""
         episode = None if anew else self.cached_episodes.get(blob)
         if episode is None:
-            episode = decode_episode(self.blobs.read(blob), blob, str(self.blobs.path(blob)))
+            episode = decode_episode(self.blobs.read(blob), blob, self.blobs.label(blob))
             if not anew:
                 self.cached_episodes.add(episode)
         return episode

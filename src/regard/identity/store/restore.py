@@ -163,8 +163,7 @@ def _begun_anew(url: str | Path | None, blobs: str | Path | None) -> IdentitySto
         file = at.file.with_name(f"{at.file.name}{side}")
         if file.exists():
             os.replace(file, at.file.with_name(f"{at.file.name}.{stamp}{side}"))
-    if at.blobs.exists():
-        os.replace(at.blobs, at.blobs.with_name(f"{at.blobs.name}.{stamp}"))
+    at.blobs.set_aside(stamp)
     return IdentityStore(url, blobs=blobs)
 
 

@@ -1,12 +1,12 @@
 """A store of identities: append-only, content-addressed, in SQLite or PostgreSQL.
 
-    store = IdentityStore()                                   # or a file, or "postgresql+psycopg://…"
+    store = IdentityStore()                                   # or a file, or "postgresql+psycopg://…", blobs="s3://bucket/prefix"
     store.new("mara", Identity.new(base_of(model)))
     store.update("mara", lambda me: imprint(me, seen, rule), event=Event("imprint", source="mara", text="…"))
     store.log("mara"); store.diff("mara", "3f2a"); store.fork("mara", "mara-2"); store.rollback("mara", 1)
 
 A write is acknowledged when it can no longer be lost: first the tensors, in a file named by their hash, written under another
-name, synced and renamed; then, in one transaction, the commit that names the file and the head that names the commit. A crash
+name, synced and renamed, or in an object that a bucket keeps; then, in one transaction, the commit that names the file and the head that names the commit. A crash
 in between leaves a file that nothing names, which `gc` removes. A name's head moves only from the commit that the writer
 started from, so that no writer undoes another's work unseen.
 
@@ -26,7 +26,6 @@ from ... import files
 from ...errors import StateError
 from ..episodes import Episode
 from ..state import Base, Identity, Recollection
-from .blobs import Blobs
 from .cache import EpisodeCache
 from .codec import encode, encode_episode, readable, readable_episode
 from .drafting import draft, sealed
@@ -68,13 +67,11 @@ class IdentityStore(Reading):
 
         at = locate(url, blobs)
         read_only = not at.writable() if read_only is None else read_only
-        self.blobs = Blobs(at.blobs)
+        self.blobs = at.blobs
         self.cached_episodes = EpisodeCache()
         self.sleep_checkpoints = at.sleep_checkpoints
         if not read_only:
             at.make()
-            if at.own:
-                files.private_folder(at.blobs)
         self.db = Database(at, read_only=read_only)
         try:
             if not read_only:
@@ -215,17 +212,17 @@ class IdentityStore(Reading):
         """Remove files that no commit names and that nobody has touched for `grace` seconds; safe beside writers."""
         self.db.refuse_read_only()
         removed, freed, _ = self.sweep()
-        before = self.blobs.draft_bytes()
+        _, before = self.blobs.drafts()
         drafts = self.sweep_drafts(max(grace, SHORTEST_GRACE))
-        freed += max(0, before - self.blobs.draft_bytes())
+        freed += max(0, before - self.blobs.drafts()[1])
         with self.db.write() as c:
             self.db.guard(c, exclusive=True)
             # Refused where the database is damaged: what it fails to name may still be restored.
             self.db.require_sound(c)
             named = self.db.blobs(c)
-            for path in list(self.blobs.old("*/*.safetensors", grace)):
-                if path.stem not in named:
-                    freed += self.blobs.drop(path.stem)
+            for blob in list(self.blobs.old(grace)):
+                if blob not in named:
+                    freed += self.blobs.drop(blob)
                     removed += 1
         return Collected(removed, drafts, freed)
 
@@ -312,12 +309,12 @@ class IdentityStore(Reading):
     ) -> Commit:  # fmt: skip
         commit = draft(identity, data, parent, events, message, token)
         # Under the guard, where nobody removes: if it is there now, it stays until this transaction ends.
-        if not self.blobs.path(commit.blob).exists():
+        if not self.blobs.has(commit.blob):
             self.blobs.put(data)
         if identity.episodes:
             rows = rows_of(tuple(e.digest for e in identity.episodes))
             present = self.db.rows_present(c, rows)
-            self._put([e for e in identity.episodes[present:] if not self.blobs.path(e.digest).exists()])
+            self._put([e for e in identity.episodes[present:] if not self.blobs.has(e.digest)])
             self.db.insert_rows(c, rows[present:])
         self.db.insert(c, commit, events)
         return commit
@@ -390,7 +387,7 @@ class IdentityStore(Reading):
 
     def sweep_drafts(self, older_than: float = files.STALE) -> int:
         """Remove what killed processes left half written, and checkpoints of interrupted sleeps over commits that were removed."""
-        swept = files.sweep(self.blobs.folder, older_than) + files.sweep(self.sleep_checkpoints, older_than)
+        swept = self.blobs.sweep(older_than) + files.sweep(self.sleep_checkpoints, older_than)
         for checkpoint in list(self.sleep_checkpoints.glob("*.safetensors")):
             if not self.holds(checkpoint.stem):
                 checkpoint.unlink(missing_ok=True)
