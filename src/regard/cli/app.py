@@ -14,6 +14,8 @@ from .generate import generate
 from .identity import app as identity
 from .imprint import imprint
 from .models import app as models
+from .serve import app as serve
+from .serve import studio
 from .sleep import sleep
 from .study import app as study
 from .train import train
@@ -27,6 +29,8 @@ regard generate "The sea is" --attention "cosine | entmax(1.5)"
 regard explain "cosine | entmax(1.5) | alibi" --q 1,8,1024,64
 regard imprint diary.txt --identity mara
 regard chat --identity mara
+regard serve
+regard studio
 regard train
 regard study list
 """
@@ -64,6 +68,8 @@ app.command()(chat)
 app.command()(imprint)
 app.command()(sleep)
 app.add_typer(identity, name="identity")
+app.add_typer(serve, name="serve")
+app.command()(studio)
 app.add_typer(study, name="study")
 app.command()(explain)
 app.command()(bench)

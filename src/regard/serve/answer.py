@@ -14,7 +14,7 @@ from ..errors import needs_extra
 with needs_extra("serve"):
     from fastapi import Request
 
-from .contract import Job, Piece, QueueFullError, Run
+from .contract import Job, Piece, QueueFullError, Run, Score
 from .errors import ApiError, GoneError
 from .service import Service
 
@@ -34,9 +34,10 @@ def out_of_time(seconds: float) -> ApiError:
 class Answer:
     """One choice, as far as it was written."""
 
-    run: Run
+    run: Run | None
+    """None for one that was committed before, and is told again."""
     began: float
-    stops: frozenset[int]
+    stops: frozenset[int] = frozenset()
     text: str = ""
     pieces: list[Piece] = field(default_factory=list[Piece])
     ending: Finish | None = None
@@ -45,6 +46,14 @@ class Answer:
     def said(self) -> list[Piece]:
         """The pieces that are the answer's: without a token whose meaning is to end it."""
         return [p for p in self.pieces if not self.ends(p)]
+
+    @property
+    def cached_tokens(self) -> int:
+        return 0 if self.run is None else self.run.cached_tokens
+
+    @property
+    def prompt_scores(self) -> list[Score]:
+        return [] if self.run is None else self.run.prompt_scores or []
 
     def ends(self, piece: Piece) -> bool:
         return piece.ending == "stop" and piece.token in self.stops
@@ -64,6 +73,7 @@ async def written(service: Service, answer: Answer) -> AsyncGenerator[Piece]:
     """The pieces of an answer as they fall. Whoever stops reading stops the run, before its next token."""
     metrics, limit, run = service.metrics, service.settings.deadline, answer.run
     last = answer.began
+    assert run is not None
     try:
         async with asyncio.timeout(max(0.0, answer.began + limit - time.monotonic()) + GRACE):
             async for piece in run:

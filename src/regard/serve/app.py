@@ -5,6 +5,7 @@ app = create_app(Service(model, tokenizer, base, engine, store, keys))
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -19,11 +20,11 @@ with needs_extra("serve"):
 
 from .errors import ApiError, said
 from .guard import Guard
-from .routes import attention, chat, completions, embeddings, health, mechanisms, models, static, studies, tokenize
+from .routes import attention, chat, completions, embeddings, health, mechanisms, models, responses, static, studies, tokenize
 from .service import Service
 
 ROUTERS = (
-    health.router, chat.router, completions.router, models.router, embeddings.router, tokenize.router,
+    health.router, chat.router, completions.router, models.router, responses.router, embeddings.router, tokenize.router,
     attention.router, mechanisms.router, studies.router, static.router,
 )  # fmt: skip
 """In the order in which paths are matched."""
@@ -35,7 +36,10 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         service.engine.start()
+        warming = asyncio.create_task(service.warm()) if service.settings.warm else None
         yield
+        if warming is not None:
+            warming.cancel()
 
     app = FastAPI(
         title="regard", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,

@@ -10,10 +10,11 @@ What the messages hold already is not brought to mind as well: it would count tw
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,10 +33,12 @@ from .answer import Finish
 from .choosing import Who, room_for
 from .contract import Job
 from .errors import ApiError, refuse
+from .keys import Caller
 from .schema import Message, Part
 from .service import Service
 
 Chat = list[dict[str, str]]
+LONGEST_KEY = 256
 
 
 @dataclass(eq=False)
@@ -203,30 +206,40 @@ def words_of(episode: Episode, tokenizer: Tokenizer) -> str:
     return words
 
 
-def once_token(caller: str, name: str, key: str) -> str:
-    """What the store knows a turn by: nobody's key is another's."""
-    return hashlib.sha256(f"{caller}\0{name}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()
+def once_of(caller: Caller, who: Who | None, headers: Mapping[str, str]) -> str | None:
+    """The token of a request with an `Idempotency-Key` that is to be remembered."""
+    key = headers.get("idempotency-key")
+    if key is None or who is None or not who.remember:
+        return None
+    if not 0 < len(key) <= LONGEST_KEY:
+        raise ApiError(400, f"Idempotency-Key: 1 to {LONGEST_KEY} characters", code="invalid_header")
+    # What the store knows the turn by: nobody's key is another's.
+    return hashlib.sha256(f"{caller.id}\0{who.name}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
-async def earlier(asked: Asked, token: str) -> str | None:
-    """The answer that an earlier try with this token committed; "" where only the question was; None where there was none."""
-    service = asked.service
-
-    def read() -> str | None:
-        commit = service.store.attempted(token)
-        if commit is None:
-            return None
-        turn = next((content(e.text) for e in reversed(service.store.events(commit.id)) if e.text is not None), "")
-        if isinstance(turn, str) or turn[0]["content"] != asked.question:
-            raise ApiError(
-                422,
-                "this Idempotency-Key belongs to another turn; take a new one for a new question",
-                code="idempotency_mismatch",
-            )
-        asked.commit = commit.id
-        return turn[1]["content"] if len(turn) > 1 else ""
-
-    return await service.aside(read)
+@contextlib.asynccontextmanager
+async def once(asked: Asked, token: str | None) -> AsyncGenerator[str | None]:
+    """The answer that was committed under this token, if there was one; no second turn runs beside the first."""
+    if token is None:
+        yield None
+        return
+    async with asked.service.once.turn(token):
+        # Of an answer that was cut off only the question was committed: it is written again, and committed no more.
+        yield await asked.service.aside(lambda: _earlier(asked, token)) or None
 
 
-__all__ = ["Asked", "Chat", "ask", "call_to_mind", "chat_of", "earlier", "once_token", "words_of"]
+def _earlier(asked: Asked, token: str) -> str | None:
+    store = asked.service.store
+    commit = store.attempted(token)
+    if commit is None:
+        return None
+    turn = next((content(e.text) for e in reversed(store.events(commit.id)) if e.text is not None), "")
+    if isinstance(turn, str) or turn[0]["content"] != asked.question:
+        raise ApiError(
+            409, "this Idempotency-Key belongs to another turn; take a new one for a new question", code="idempotency_mismatch"
+        )
+    asked.commit = commit.id
+    return turn[1]["content"] if len(turn) > 1 else ""
+
+
+__all__ = ["Asked", "Chat", "ask", "call_to_mind", "chat_of", "once", "once_of", "words_of"]

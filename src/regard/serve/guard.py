@@ -87,7 +87,9 @@ class _Passing:
         scope["regard.request_id"], scope["regard.began"] = self.id, self.began
 
     async def run(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], receive: Receive) -> None:
-        self.service.in_flight += 1
+        # What only reads is not waited for when the server ends: a stream of progress may go on for hours.
+        counts = self.scope["method"] in MUTATIONS
+        self.service.in_flight += counts
         try:
             try:
                 refused = self._refused()
@@ -110,7 +112,7 @@ class _Passing:
             if not self.status:
                 await self._answer(said(error))
         finally:
-            self.service.in_flight -= 1
+            self.service.in_flight -= counts
             self._record()
 
     # -- before ------------------------------------------------------------------------------------------------------

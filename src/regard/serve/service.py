@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ..identity.body import body_of
+from ..identity.read.finding import finder_of
 from ..identity.state import Base, Identity
 from ..identity.store import IdentityStore
 from ..identity.store.records import NAME, Commit
@@ -17,6 +19,7 @@ from ..models.base import Model
 from ..models.tokenizer import Tokenizer
 from .contract import EngineLike
 from .errors import ApiError, no_identity
+from .kept import Responses
 from .keys import Caller, Keys
 from .metrics import Metrics
 from .once import Once
@@ -41,6 +44,7 @@ class Service:
     jobs: Any = None
     """Long work on identities, by `regard.serve.jobs`."""
     started: float = field(default_factory=time.time)
+    responses: Responses = field(default_factory=Responses)
     once: Once = field(default_factory=Once)
     draining: bool = False
     in_flight: int = 0
@@ -136,6 +140,15 @@ class Service:
     def version(self, name: str | None = None, *parts: str) -> str:
         """What a prefix that was read once may be read again for: this base; with a name, this person; with parts, as they were then."""
         return "/".join((self.base.fingerprint, *((name, *parts, "") if name is not None else ())))
+
+    async def warm(self) -> None:
+        """Make now what the first turn with a person would wait for: what plain questions are like, and the sentence encoder."""
+
+        def make() -> None:
+            finder = finder_of(body_of(self.model), self.tokenizer)
+            _ = finder.mean, finder.words, finder.plain
+
+        await self.engine.call(make)
 
     async def aside(self, f: Callable[[], T]) -> T:
         """Work that touches no model (the store, files), off the event loop."""

@@ -51,6 +51,8 @@ class Settings:
     """Of chat answers for which the client names none."""
     studies: str = "studies"
     """The folder of measured studies, as `regard study run --out` has it."""
+    warm: bool = False
+    """Whether what the first turn with a person needs is made while the server starts."""
     docs: bool = True
     """Whether /openapi.json is served."""
 

@@ -98,7 +98,7 @@ def _top(words: Words, t: Score | Piece, most: int) -> dict[str, float] | None:
 def usage_of(prompt: int, answers: Iterable[Answer], written: int | None = None) -> dict[str, Any]:
     answers = list(answers)
     count = sum(len(a.pieces) for a in answers) if written is None else written
-    cached = sum(a.run.cached_tokens for a in answers)
+    cached = sum(a.cached_tokens for a in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": count,

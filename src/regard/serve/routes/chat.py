@@ -14,10 +14,10 @@ from fastapi.responses import JSONResponse, Response
 
 from ..access import READ, SERVICE
 from ..answer import Answer, Fallen, together, unless_gone
-from ..asking import Asked, ask, chat_of, earlier, once_token
+from ..asking import Asked, ask, chat_of, once, once_of
 from ..choosing import choices, chosen, room_for, sampling_of
 from ..contract import Piece
-from ..errors import ApiError, refuse
+from ..errors import refuse
 from ..keys import Caller
 from ..models_listed import model_id
 from ..schema import ChatRequest
@@ -25,7 +25,6 @@ from ..service import Service
 from ..wire import DONE, EventStream, Words, chat_logprobs, event, started, usage_of
 
 router = APIRouter(tags=["openai"])
-LONGEST_KEY = 256
 
 
 @router.post("/v1/chat/completions", response_model=None)
@@ -35,15 +34,12 @@ async def chat_completions(body: ChatRequest, request: Request, service: Service
     who = chosen(service, caller, body, request.headers)
     if who is not None and who.remember and (body.n or 1) > 1:
         raise refuse("n", "one turn is remembered, and there would be several: remember=false, or n=1", "invalid_value")
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 0 < len(key) <= LONGEST_KEY:
-        raise ApiError(400, f"Idempotency-Key: 1 to {LONGEST_KEY} characters", code="invalid_header")
+    token = once_of(caller, who, request.headers)
     messages = chat_of(service, body.messages)
     began: float = request.scope["regard.began"]
 
     async def work() -> Response:
         asked = await ask(service, messages, who, began)
-        token = once_token(caller.id, who.name, key) if key and who is not None and who.remember else None
         turn = Turn(service, body, asked, token)
         headers = body.warning()
         if body.stream:
@@ -88,7 +84,7 @@ class Turn:
         self.jobs = [asked.job(s) for s in choices(self.service, body, asked.drawn(first))]
 
     async def whole(self) -> dict[str, Any]:
-        async with self._once() as said:
+        async with once(self.asked, self.token) as said:
             if said is None:
                 async with self._pieces() as pieces:
                     async for _ in pieces:
@@ -108,7 +104,7 @@ class Turn:
         }  # fmt: skip
 
     async def events(self) -> AsyncGenerator[str]:
-        async with self._once() as said:
+        async with once(self.asked, self.token) as said:
             if said is not None:
                 yield self._chunk(0, {"role": "assistant", "content": said})
                 yield self._chunk(0, {}, "stop", last=True)
@@ -140,17 +136,6 @@ class Turn:
     def _pieces(self) -> contextlib.aclosing[AsyncGenerator[Fallen]]:
         """What falls, of all choices; left early, it stops them."""
         return contextlib.aclosing(together(self.service, self.jobs, self.asked.began, self.answers))
-
-    @contextlib.asynccontextmanager
-    async def _once(self) -> AsyncGenerator[str | None]:
-        """The answer that was committed under this Idempotency-Key, if there was one; no second turn runs beside the first."""
-        if self.token is None:
-            yield None
-            return
-        async with self.service.once.turn(self.token):
-            said = await earlier(self.asked, self.token)
-            # Of an answer that was cut off only the question was committed: it is written again, and committed no more.
-            yield said or None
 
     async def _remember(self) -> None:
         answer = self.answers[0]

@@ -148,7 +148,7 @@ class Completion:
         """Also of a token that ended the text: whoever asks for one token with them gets one."""
         if self.body.logprobs is None:
             return None
-        scores: list[Score | Piece] = list(answer.run.prompt_scores or ()) if self.body.echo else []
+        scores: list[Score | Piece] = list(answer.prompt_scores) if self.body.echo else []
         pieces: list[Piece] = [] if self.mute else answer.pieces
         return text_logprobs(self.words, [*scores, *pieces], self.body.logprobs, 0 if self.body.echo else len(prompt.text))
 
@@ -160,7 +160,7 @@ class Completion:
                 if i not in begun:
                     begun[i] = len(prompt.text)
                     if self.body.echo:
-                        scores = self.answers[i].run.prompt_scores or []
+                        scores = self.answers[i].prompt_scores
                         yield self._chunk(i, prompt.text, None, scores, 0)
                 written: Sequence[Piece] = [] if self.mute else [piece]
                 text = "" if self.mute else piece.text
