@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from regard.models.tokenizer import Tokenizer, load_tokenizer
 from regard.serve.app import create_app
 from regard.serve.contract import EngineLike
 from regard.serve.keys import Keys
-from regard.serve.plain import PlainEngine
+from regard.serve.plain import PlainEngine, PlainRun
 from regard.serve.service import Service
 from regard.serve.settings import Settings
 
@@ -90,3 +92,57 @@ def events(text: str) -> list[Any]:
 def secret_key(service: Service, label: str, scopes: Sequence[str], owns: Sequence[str] = ()) -> str:
     """The token of a new key."""
     return service.keys.new(label, scopes, owns)[0]
+
+
+def call(service: Service, method: str, path: str, token: str | None = None, **options: Any) -> httpx.Response:
+    """One request and its whole answer."""
+
+    async def ask() -> httpx.Response:
+        async with client(service, token) as c:
+            return await c.request(method, path, **options)
+
+    return asyncio.run(ask())
+
+
+def post(service: Service, path: str, body: Any, token: str | None = None, **headers: str) -> httpx.Response:
+    # As bytes that a test may make as wrong as it likes; the client's own JSON would refuse to.
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    given = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+    return call(service, "POST", path, token, content=content, headers=given)
+
+
+def chat(service: Service, content: str = "Hello", token: str | None = None, **more: Any) -> httpx.Response:
+    """A conversation of one message."""
+    return post(service, "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **more}, token)
+
+
+def code(answer: httpx.Response) -> str:
+    """The code of an error, which has OpenAI's shape."""
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}, error
+    assert "Traceback" not in answer.text
+    return error["code"]
+
+
+class GatedEngine(PlainEngine):
+    """A plain engine each of whose tokens waits for `gate`, so that a test can stand between two of them."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.gate = threading.Semaphore(0)
+        self.fallen = 0
+
+    def _write(self, run: PlainRun) -> Any:
+        put = run.put
+
+        def gated(piece: Any) -> None:
+            self.gate.acquire()
+            self.fallen += 1
+            put(piece)
+
+        run.put = gated
+        return super()._write(run)
+
+    def close(self) -> None:
+        self.gate.release(1 << 20)
+        super().close()

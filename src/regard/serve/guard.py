@@ -39,6 +39,7 @@ Send = Callable[[Message], Awaitable[None]]
 LOG = logging.getLogger("regard.serve")
 ALWAYS = ("/health", "/ready", "/metrics")
 """Answered while draining too."""
+OPENAI = ("chat", "completions", "embeddings", "models", "responses")
 GONE = 499
 """In the log and in metrics, of a request whose client hung up before it was answered."""
 MUTATIONS = ("POST", "PUT", "PATCH", "DELETE")
@@ -82,8 +83,7 @@ class _Passing:
         self.id = given if ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
         self.status = 0
         self.origin: str | None = None
-        # `//models` is what a client asks for whose base address ends in a slash.
-        scope["path"] = re.sub(r"/{2,}", "/", scope["path"])
+        scope["path"] = usual_path(scope["path"])
         scope["regard.request_id"], scope["regard.began"] = self.id, self.began
 
     async def run(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], receive: Receive) -> None:
@@ -211,6 +211,12 @@ class _Passing:
         metrics.seconds.labels(route).observe(took)
         caller = self.scope.get("regard.caller")
         LOG.info("%s %s %s %d %.0f ms %s", self.id, method, route, self.status, 1e3 * took, getattr(caller, "id", "-"))
+
+
+def usual_path(path: str) -> str:
+    """`//models` is what a client asks for whose base address ends in a slash, and `/models` one whose address has no /v1."""
+    path = re.sub(r"/{2,}", "/", path)
+    return f"/v1{path}" if path.split("/")[1] in OPENAI else path
 
 
 def headers_of(scope: Scope) -> Mapping[str, str]:
