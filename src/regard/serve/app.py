@@ -73,8 +73,12 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, StarletteHTTPException | HTTPException)
-    codes = {404: "unknown_url", 405: "method_not_allowed"}
-    words = {404: "there is nothing here at this address", 405: "this address does not take that method"}
+    codes = {400: "invalid_json", 404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
+    words = {
+        400: "the body is no JSON that can be read",
+        404: "there is nothing here at this address",
+        405: "this address does not take that method",
+    }
     message = words.get(error.status_code, str(error.detail))
     headers = {k.lower(): v for k, v in (error.headers or {}).items()}
     return await _ours(request, ApiError(error.status_code, message, code=codes.get(error.status_code), headers=headers))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, MissingPackageError, NumericsError, RegardError, ShapeError
@@ -110,6 +112,12 @@ def said(error: BaseException) -> Said:
     )
 
 
+def where(error: BaseException) -> str:
+    """What kind of error it is and where it was raised, without what it says: that may quote a prompt."""
+    places = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} at " + " < ".join(f"{Path(p.filename).name}:{p.lineno} {p.name}" for p in places[::-1])
+
+
 def _headers(error: BaseException) -> dict[str, str]:
     if isinstance(error, QueueFullError):
         return {"retry-after": str(max(1, round(error.retry_after)))}
@@ -139,4 +147,4 @@ def _unreachable(error: StoreError) -> bool:
     return any(isinstance(e, SQLAlchemyError | UnreachableError) for e in causes(error))
 
 
-__all__ = ["ApiError", "GoneError", "Said", "is_full", "no_identity", "refuse", "said"]
+__all__ = ["ApiError", "GoneError", "Said", "is_full", "no_identity", "refuse", "said", "where"]

@@ -15,7 +15,6 @@ import json
 import logging
 import re
 import time
-import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
@@ -28,7 +27,7 @@ with needs_extra("serve"):
 
 from .access import unauthorised
 from .contract import DrainingError
-from .errors import ApiError, GoneError, Said, said
+from .errors import ApiError, GoneError, Said, said, where
 from .keys import LOCAL, Caller
 from .service import Service
 
@@ -107,8 +106,7 @@ class _Passing:
         except GoneError:
             self.status = self.status or GONE
         except Exception as error:
-            # Where something broke, without what it says: that may quote a prompt.
-            LOG.error("%s failed: %s\n%s", self.id, type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+            LOG.error("%s failed: %s", self.id, where(error))
             if not self.status:
                 await self._answer(said(error))
         finally:

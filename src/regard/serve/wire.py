@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from ..errors import needs_extra
 
@@ -18,8 +19,9 @@ from ..models.subwords import Subwords
 from ..models.tokenizer import Tokenizer
 from .answer import Answer, closed, pinged
 from .contract import Piece, Score
-from .errors import GoneError, said
+from .errors import GoneError, said, where
 
+LOG = logging.getLogger("regard.serve")
 PING = 15.0
 """Seconds of silence after which a stream says that it still lives."""
 DONE = "data: [DONE]\n\n"
@@ -139,8 +141,10 @@ async def _safely(events: AsyncIterator[str]) -> AsyncGenerator[str]:
     except GoneError:
         return
     except Exception as error:
-        body = cast(dict[str, dict[str, Any]], said(error).body)
-        yield event({"error": {**body["error"], "status": said(error).status}})
+        what = said(error)
+        if what.code == "internal":
+            LOG.error("a stream failed: %s", where(error))
+        yield event({"error": {**what.body["error"], "status": what.status}})
         yield DONE
     finally:
         await closed(source)
