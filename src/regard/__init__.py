@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         observe,
         stream,
     )
+    from .serve.view import View, view
     from .state import Additive, LowRank, Self, State
 
 __version__ = "0.1.0"
@@ -41,9 +42,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Additive", "All", "Allow", "Attended", "Calibration", "Causal", "CheckpointError", "CombinationError", "Document", "Identity",
     "IdentityStore", "LowRank", "Mask", "NumericsError", "Padding", "Person", "Plan", "Prefix", "RegardError", "Rule", "Self", "ShapeError",
-    "Spec", "SpecError", "State", "StateError", "Window", "abstention", "attend", "calibrate", "consolidate", "explain", "generate", "geometry", "identity",
+    "Spec", "SpecError", "State", "StateError", "View", "Window", "abstention", "attend", "calibrate", "consolidate", "explain", "generate", "geometry", "identity",
     "imprint", "inject", "inspect", "living", "models", "nn", "observe", "parse", "position", "selection", "stream", "study",
-    "train",
+    "train", "view",
 ]  # fmt: skip
 
 _PARTS = {
@@ -59,6 +60,7 @@ _PARTS = {
     "identity": (
         "Identity", "IdentityStore", "Person", "Rule", "consolidate", "generate", "imprint", "inject", "living", "observe", "stream",
     ),
+    "serve.view": ("View", "view"),
     "state": ("Additive", "LowRank", "Self", "State"),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _PARTS.items() for name in names}

@@ -10,8 +10,9 @@ from cli.test_cli_identity import tiny
 
 from regard.errors import CombinationError, ShapeError, SpecError
 from regard.identity import Identity, Rule, imprint, living, observe
-from regard.identity.body import base_of
-from regard.identity.moved import moved_by, runs_of
+from regard.identity.body import base_of, body_of
+from regard.identity.moved import introducing, moved_by, words_of
+from regard.identity.read.recall import THRESHOLD, recall
 from regard.identity.why import kl, moved, why
 from regard.models import Model
 from regard.models.base import Look
@@ -66,6 +67,21 @@ def test_mechanism_everywhere_reaches_a_layer_by_another_way(reader: AttentionRe
     with torch.no_grad():
         swapped = reader.model.with_attention("hard")(torch.tensor([tokens]), look=Look(attention=True)).attended
     torch.testing.assert_close(everywhere, swapped[1].output)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("spec", [None, "hard", "topk(3)"])
+@pytest.mark.parametrize("who", ["nobody", "mara"])
+def test_many_layers_in_one_way_are_those_read_one_by_one(
+    reader: AttentionReader, mara: Identity, spec: str | None, everywhere: bool, who: str
+):
+    tokens, identity = reader.encode(TEXT), None if who == "nobody" else mara
+    together = list(reader.read_layers(tokens, [0, 1], spec=spec, everywhere=everywhere, identity=identity))
+    assert [s.layer for s in together] == [0, 1]
+    for seen in together:
+        alone = reader.read(tokens, seen.layer, spec=spec, everywhere=everywhere, identity=identity)
+        assert (alone.spec, alone.slots, alone.heads) == (seen.spec, seen.slots, seen.heads)
+        torch.testing.assert_close(seen.attended.weights(), alone.attended.weights())
 
 
 def test_refused_rows_are_marked(reader: AttentionReader):
@@ -176,8 +192,8 @@ def test_nats_of_an_answer_are_those_of_moved(opened: tuple[Model, Tokenizer], m
     assert list(seen.nats) == pytest.approx(moved(model, mara, prompt, answer), abs=1e-6)
 
 
-def test_leaving_a_run_out_is_leaving_its_imprint_out(opened: tuple[Model, Tokenizer], mara: Identity):
-    """A run of one imprint moves the first token of an answer as far as `why` says."""
+def test_leaving_a_word_out_is_leaving_its_imprint_out(opened: tuple[Model, Tokenizer], mara: Identity):
+    """A word of one imprint moves the first token of an answer as far as `why` says."""
     model, tokenizer = opened
     apart = replace(mara.imprints, position=torch.arange(0, 2 * len(mara.imprints), 2, dtype=torch.int32))
     mara = replace(mara, imprints=apart)
@@ -196,12 +212,39 @@ def test_only_the_steepest_runs_are_left_out(opened: tuple[Model, Tokenizer], mo
     who = Identity.new(base_of(model))
     for n in range(4):
         who = imprint(who, observe(model, f"Line {n}: my {n}th boat.", tokenizer, source=f"s{n}"), Rule())
-    assert len(runs_of(who)) > 2
+    assert len(words_of(who, tokenizer)) > 2
     monkeypatch.setattr(by, "RUNS", 2)
     prompt, answer = tokenizer.encode("Which boat?"), tokenizer.encode("red")
     few = moved_by(model, who, prompt, answer, tokenizer=tokenizer)
     assert len(few.movers) == 2
     assert few.most(0) in few.movers
+
+
+def test_imprints_that_make_a_word_are_left_out_together(opened: tuple[Model, Tokenizer]):
+    model, tokenizer = opened
+    said = observe(model, "my red boat", tokenizer)
+    who = imprint(Identity.new(base_of(model)), said, Rule(keep="shock", share=1.0))
+    runs = words_of(who, tokenizer)
+    whole = ["".join(tokenizer.decode([int(who.imprints.token[i])]) for i in run) for run in runs]
+    # The first token has no shock, and is not kept.
+    assert whole == ["y", " red", " boat"]
+
+
+def test_words_that_introduce_what_came_to_mind_are_no_imprints(
+    opened: tuple[Model, Tokenizer], monkeypatch: pytest.MonkeyPatch
+):
+    model, tokenizer = opened
+    for encoder in (True, False):
+        monkeypatch.setitem(THRESHOLD, encoder, -1e9)
+    who = imprint(Identity.new(base_of(model)), observe(model, "I am Mara.", tokenizer), Rule())
+    prompt = tokenizer.encode(tokenizer.chat([{"role": "user", "content": "Who?"}]))
+    mind = recall(model, who, prompt, tokenizer)
+    around = introducing(body_of(model), mind, tokenizer)
+    rest = [int(t) for i, t in enumerate(mind.imprints.token) if i not in around]
+    assert tokenizer.decode(rest) == "I am Mara."
+    seen = moved_by(model, mind, prompt, tokenizer.encode("M"), tokenizer=tokenizer)
+    assert [m.kind for m in seen.movers].count("frame") == 1
+    assert introducing(body_of(model), who, tokenizer) == ()
 
 
 def test_nobody_moves_nothing(opened: tuple[Model, Tokenizer]):

@@ -19,6 +19,7 @@ from .serve import studio
 from .sleep import sleep
 from .study import app as study
 from .train import train
+from .view import view
 
 HELP = """Attention that can measure, choose and remember.
 
@@ -33,6 +34,7 @@ regard serve
 regard studio
 regard train
 regard study list
+regard view "The sea is"
 """
 
 app = typer.Typer(
@@ -74,3 +76,4 @@ app.add_typer(study, name="study")
 app.command()(explain)
 app.command()(bench)
 app.command()(train)
+app.command()(view)

@@ -8,6 +8,7 @@ NEEDS = {
     "generate": "cli,models", "models": "cli,models", "chat": "cli,models,identity", "imprint": "cli,models,identity",
     "sleep": "cli,models,identity", "identity": "cli,models,identity", "study": "cli,figures,models,identity,train", "explain": "cli",
     "serve": "cli,models,identity,serve", "studio": "cli,models,identity,serve", "bench": "cli", "train": "cli,train",
+    "view": "cli,models,identity",
 }  # fmt: skip
 """The extras that each verb needs, all of them, so that nobody installs one to learn of the next."""
 

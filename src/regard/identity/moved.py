@@ -1,9 +1,9 @@
 """What moved each token of an answer: how far an identity is from the model itself at every token, and which imprints did it.
 
     KL_t = KL(p_t ‖ base_t)                     without all of the identity, at token t, in nats
-    without x: KL(p_t ‖ p_t₋ₓ)                  x a run of imprints that were said together, the trace, or the self
+    without x: KL(p_t ‖ p_t₋ₓ)                  x the imprints of one word, the words that introduce what came to mind, the trace, or the self
 
-`why` says this of one token and every imprint; here the runs with the steepest gradient of Σ KL_t are left out in turn, a batch of
+`why` says this of one token and every imprint; here the words with the steepest gradient of Σ KL_t are left out in turn, a batch of
 rows at a time, so that an answer costs a few forwards whatever the identity holds.
 """
 
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from ..errors import ShapeError
 from ..models.tokenizer import Tokenizer
 from .body import Body, body_of
+from .read.finding import finder_of
 from .read.layer import ABSENT, LayerRead, layer_reads
-from .state import Identity
+from .state import Identity, Recollection
 from .wording import word
 
 RUNS = 12
-"""Runs of imprints that are left out in turn, at most."""
+"""Words that are left out in turn, at most."""
 ROWS = 4
 """Of these together in one forward."""
 
@@ -37,6 +38,7 @@ class Mover:
     source: str
     """Empty for the trace and the self, which many sources wrote."""
     kind: str
+    """imprints, frame (the words that introduce what came to mind), trace, self."""
     imprints: tuple[int, ...]
     nats: tuple[float, ...]
 
@@ -73,16 +75,18 @@ def moved_by(
         whole = layer_reads([identity], body.scales, device=body.device)
         mine = _along(body, whole, ids, first)
         nats = _kl(mine, _along(body, [None] * len(whole), ids, first))[0]
-        runs = runs_of(identity)
+        around = introducing(body, identity, tokenizer)
+        runs = [run for run in words_of(identity, tokenizer) if run[0] not in around]
         if len(runs) > RUNS:
             steep = _steepness(body, whole, ids, first, len(identity.imprints))
             runs = sorted(sorted(runs, key=lambda run: -float(steep[list(run)].sum()))[:RUNS])
+        runs += [around] if around else []
         left_out = [*_without_runs(body, whole, ids, first, runs, len(identity.imprints), mine)]
         movers = [
             Mover(
                 word(tokenizer, [int(identity.imprints.token[i]) for i in run]),
                 identity.sources[int(identity.imprints.source[run[0]])],
-                "imprints",
+                "frame" if run == around else "imprints",
                 run,
                 tuple(x),
             )
@@ -98,20 +102,40 @@ def moved_by(
     return Moved(tuple(answer), tuple(nats.tolist()), tuple(movers))
 
 
-def runs_of(identity: Identity) -> list[tuple[int, ...]]:
-    """Imprints that were said one after the other, as runs of their indices."""
+def words_of(identity: Identity, tokenizer: Tokenizer | None) -> list[tuple[int, ...]]:
+    """Imprints that were said one after the other and make one word, as runs of their indices."""
     imprints = identity.imprints
+    token, position, source = (x.tolist() for x in (imprints.token, imprints.position, imprints.source))
     runs: list[list[int]] = []
     for i in range(len(imprints)):
         last = runs[-1][-1] if runs else None
-        follows = last is not None and bool(
-            imprints.position[i] == imprints.position[last] + 1 and imprints.source[i] == imprints.source[last]
-        )
-        if follows and min(int(imprints.token[i]), int(imprints.token[runs[-1][-1]])) >= 0:
+        follows = last is not None and position[i] == position[last] + 1 and source[i] == source[last]
+        if follows and last is not None and min(token[i], token[last]) >= 0 and _goes_on(tokenizer, token[last], token[i]):
             runs[-1].append(i)
         else:
             runs.append([i])
     return [tuple(run) for run in runs]
+
+
+def _goes_on(tokenizer: Tokenizer | None, last: int, token: int) -> bool:
+    """Whether a token goes on with the word before it: no space between them."""
+    if tokenizer is None:
+        return False
+    text = tokenizer.decode([token], special=True, after=[last])
+    return bool(text) and (text[0].isalnum() or text[0] == "�")
+
+
+def introducing(body: Body, identity: Identity, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The slots that are no imprint: what stands before and after that which came to mind, as a text would have it."""
+    if not isinstance(identity, Recollection) or not identity.chosen or tokenizer is None:
+        return ()
+    frame = finder_of(body, tokenizer).frame
+    token = identity.imprints.token.tolist()
+    n = len(token)
+    starts = [i for i in range(n) if frame.before and tuple(token[i : i + len(frame.before)]) == frame.before]
+    before = range(starts[-1], starts[-1] + len(frame.before)) if starts else range(0)
+    after = next((a for a in (frame.after, frame.paragraph) if a and tuple(token[n - len(a) :]) == a), ())
+    return (*before, *range(n - len(after), n))
 
 
 def _without_runs(
@@ -131,7 +155,7 @@ def _without_runs(
 
 
 def _lacking(read: LayerRead, runs: Sequence[tuple[int, ...]], n: int) -> LayerRead:
-    """The same reading in a batch, each row without the slots of one run."""
+    """The same reading in a batch, each row without the slots of one word."""
     if read.k is None or read.v is None:
         return read
     B, (_, G, m, _) = len(runs), read.k.shape
@@ -171,4 +195,4 @@ def _steepness(body: Body, whole: Sequence[LayerRead | None], ids: Tensor, first
     return grad[-n:].abs()
 
 
-__all__ = ["Moved", "Mover", "moved_by", "runs_of"]
+__all__ = ["Moved", "Mover", "introducing", "moved_by", "words_of"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +146,42 @@ class AttentionReader:
         attention = [m for m in model.modules() if isinstance(m, Attention)][layer]
         slots = () if identity is None else slot_words(identity, self.tokenizer)
         return LayerSeen(tokens, layer, attention.heads, str(attention.spec), slots, attended)
+
+    @torch.no_grad()
+    def read_layers(
+        self,
+        tokens: Sequence[int],
+        layers: Sequence[int],
+        *,
+        spec: str | None = None,
+        everywhere: bool = False,
+        identity: Identity | None = None,
+    ) -> Iterator[LayerSeen]:
+        """What `read` gives of each of some layers, in order, from one way through the model; none of them is held."""
+        model = self.model
+        if not isinstance(model, CausalModel):
+            yield from (self.read(tokens, i, spec=spec, everywhere=everywhere, identity=identity) for i in sorted(layers))
+            return
+        self.check(tokens, max(layers), None, None)
+        identity = None if identity is None or identity.silent else identity
+        other = self.under(spec, None)
+        assert isinstance(other, CausalModel)
+        slots = () if identity is None else slot_words(identity, self.tokenizer)
+        ids = torch.tensor([list(tokens)], device=next(model.parameters()).device)
+        way, x = (other if everywhere else model), model.start(ids)
+        for i in range(max(layers) + 1):
+            # Entered anew for each layer: whoever reads these lives his own life between two of them.
+            with ExitStack() as living:
+                if identity is not None:
+                    for m in {id(way): way, id(other): other}.values():
+                        living.enter_context(reading(m, identity))
+                seen = None
+                if i in layers:
+                    (seen,) = walk(other.blocks[i : i + 1], x, model.rule(), None, None, Look(attention=True)).attended
+                x = walk(way.blocks[i : i + 1], x, model.rule(), None, None, None).x
+            if seen is not None:
+                attention = next(m for m in other.blocks[i].modules() if isinstance(m, Attention))
+                yield LayerSeen(tuple(tokens), i, attention.heads, str(attention.spec), slots, seen)
 
     def under(self, spec: str | None, layer: int | None) -> Model:
         """The model with another mechanism in one layer, or in all of them; its weights are shared."""

@@ -31,6 +31,7 @@ export const en = {
   'person.none': 'the model itself',
   'part.trace': 'the trace',
   'part.self': 'the self',
+  'part.frame': 'the words that introduce it',
   geometry: 'Geometry',
   selection: 'Selection',
 
@@ -70,6 +71,7 @@ export const en = {
   strip: 'The text, coloured by what the chosen token looks at',
   'strip.looks': '“{token}” looks at',
   'strip.most': 'its most',
+  'strip.nothing': 'Nothing of {name} came to mind at this text: it is read as the model itself reads it.',
   'strip.slots': 'Rounded words stand before the text: they are what the identity keeps, and the text may look at them.',
   'map.label': '{label}, layer {layer}, head {head}: weights of each token (rows) on each key (columns). Arrow keys move, Home and End go along a row.',
   'map.role': 'heat map',
@@ -224,6 +226,7 @@ export const ja: Record<Word, string> = {
   'person.none': 'モデルそのもの',
   'part.trace': 'トレース',
   'part.self': '自己',
+  'part.frame': 'それを導く言葉',
   geometry: '幾何',
   selection: '選択',
 
@@ -263,6 +266,7 @@ export const ja: Record<Word, string> = {
   strip: '選んだトークンが見ているもので色を付けた文章',
   'strip.looks': '「{token}」が見ているもの',
   'strip.most': '最大',
+  'strip.nothing': 'この文章では {name} に思い浮かぶものがなく、モデルそのものと同じように読まれます。',
   'strip.slots': '丸い枠の言葉は文章の前にあります。アイデンティティが保持しているもので、文章はそれを見ることができます。',
   'map.label': '{label}、層 {layer}、ヘッド {head}：各トークン（行）の各キー（列）への重み。矢印キーで移動、Home と End で行の端へ。',
   'map.role': 'ヒートマップ',

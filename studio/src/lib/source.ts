@@ -9,6 +9,8 @@ export interface Text {
   layers: number
   heads: number
   spec: string
+  /** Whether a token meets no later one. */
+  causal: boolean
 }
 
 export interface Scores { previous: number[][]; induction: number[][]; sink: number[][] }
@@ -76,6 +78,7 @@ export interface Packed {
     heads: number
     layers: number
     chosen: number[]
+    causal: boolean
     scores: Scores | null
     /** By layer, then head: base64 of zlib. */
     packed: Record<string, { data: string; scale: number; signed: boolean }[]>
@@ -122,9 +125,9 @@ export class FileSource implements WeightSource {
   }
 
   async describe(layer: number): Promise<Text> {
-    const { tokens, slots, heads, layers, spec } = this.view
+    const { tokens, slots, heads, layers, spec, causal } = this.view
     if (!this.layers.includes(layer)) throw new Error(`layer ${layer}`)
-    return { tokens, slots, heads, layers, spec }
+    return { tokens, slots, heads, layers, spec, causal }
   }
 
   async rows(layer: number, head: number, from: number, to: number): Promise<Row[]> {

@@ -117,6 +117,7 @@ async def attention(asked: AttentionRequest, service: Service = SERVICE, caller:
             "layers": len(reader.layers),
             "heads": seen.heads,
             "spec": seen.spec,
+            "causal": causal,
             "slots": list(seen.slots),
             "rows": [
                 {
