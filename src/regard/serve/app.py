@@ -16,6 +16,7 @@ with needs_extra("serve"):
     from fastapi import FastAPI, HTTPException, Request
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
+    from fastapi.routing import APIRoute
     from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from .errors import ApiError, said
@@ -32,6 +33,14 @@ SPOKEN = 3
 """Faults of one body that are named."""
 
 
+def api_routes() -> list[APIRoute]:
+    """Every route that there is; a test looks at each."""
+    found = [route for router in ROUTERS for route in router.routes]
+    if strays := [r for r in found if not isinstance(r, APIRoute)]:
+        raise TypeError(f"{strays[0]!r} is no route that says what it needs")
+    return [r for r in found if isinstance(r, APIRoute)]
+
+
 def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -43,7 +52,8 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(
         title="regard", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        openapi_url="/openapi.json" if service.settings.docs else None,
+        # Served by a route of ours, which says who may read it.
+        openapi_url=None,
     )  # fmt: skip
     app.state.service = service
     for router in ROUTERS:
@@ -84,4 +94,4 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     return await _ours(request, ApiError(error.status_code, message, code=codes.get(error.status_code), headers=headers))
 
 
-__all__ = ["ROUTERS", "create_app"]
+__all__ = ["ROUTERS", "api_routes", "create_app"]

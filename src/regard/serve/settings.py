@@ -53,8 +53,6 @@ class Settings:
     """The folder of measured studies, as `regard study run --out` has it."""
     warm: bool = False
     """Whether what the first turn with a person needs is made while the server starts."""
-    docs: bool = True
-    """Whether /openapi.json is served."""
 
     def __post_init__(self) -> None:
         for name in (

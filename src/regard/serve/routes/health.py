@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ..access import ADMIN, SERVICE
+from ..access import ADMIN, READ, SERVICE
 from ..keys import Caller
 from ..service import Service
 
@@ -32,3 +32,9 @@ def ready(service: Service = SERVICE) -> JSONResponse:
 def metrics(service: Service = SERVICE, caller: Caller = ADMIN) -> Response:
     """Counters and histograms in Prometheus's text form."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/openapi.json", include_in_schema=False)
+def schema(request: Request, caller: Caller = READ) -> dict[str, Any]:
+    """Every route, as OpenAPI describes them."""
+    return request.app.openapi()
