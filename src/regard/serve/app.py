@@ -21,12 +21,26 @@ with needs_extra("serve"):
 
 from .errors import ApiError, said
 from .guard import Guard
-from .routes import attention, chat, completions, embeddings, health, mechanisms, models, responses, static, studies, tokenize
+from .routes import (
+    attention,
+    chat,
+    completions,
+    embeddings,
+    health,
+    identities,
+    jobs,
+    mechanisms,
+    models,
+    responses,
+    static,
+    studies,
+    tokenize,
+)
 from .service import Service
 
 ROUTERS = (
     health.router, chat.router, completions.router, models.router, responses.router, embeddings.router, tokenize.router,
-    attention.router, mechanisms.router, studies.router, static.router,
+    identities.router, jobs.router, attention.router, mechanisms.router, studies.router, static.router,
 )  # fmt: skip
 """In the order in which paths are matched."""
 SPOKEN = 3

@@ -103,7 +103,7 @@ class Asked:
                 service.store, name, service.model, service.tokenizer, event, again=True, base=service.base, token=token
             ).commit
 
-        self.commit = await service.engine.call(write)
+        self.commit = await service.change(name, write)
         service.metrics.commit.observe(time.monotonic() - began)
         service.metrics.turns.inc()
         # Nobody reads as they were before this turn any more.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..identity.body import body_of
 from ..identity.read.finding import finder_of
@@ -19,15 +20,24 @@ from ..models.base import Model
 from ..models.tokenizer import Tokenizer
 from .contract import EngineLike
 from .errors import ApiError, no_identity
+from .jobs import Jobs
 from .kept import Responses
 from .keys import Caller, Keys
 from .metrics import Metrics
 from .once import Once
 from .settings import Settings
+from .summaries import Summaries
 
 T = TypeVar("T")
 HELD = 64
 """Identities that are held in memory between requests."""
+
+
+BRIEFLY = 0.05
+
+
+class _BusyError(Exception):
+    """Out of a write to somebody who is being made to forget."""
 
 
 @dataclass(eq=False)
@@ -41,8 +51,12 @@ class Service:
     keys: Keys
     settings: Settings = field(default_factory=Settings)
     metrics: Metrics = field(default_factory=Metrics)
-    jobs: Any = None
-    """Long work on identities, by `regard.serve.jobs`."""
+    jobs: Jobs = field(default_factory=Jobs)
+    """Long work on identities."""
+    summaries: Summaries = field(default_factory=Summaries)
+    importing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    uploads: int = 0
+    """Files that are being received."""
     started: float = field(default_factory=time.time)
     responses: Responses = field(default_factory=Responses)
     once: Once = field(default_factory=Once)
@@ -57,6 +71,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.metrics.watch(self.engine)
+        self.at_end.append(self.jobs.close)
 
     @property
     def name(self) -> str:
@@ -135,6 +150,7 @@ class Service:
         """Hold nothing of somebody any more: who was deleted, or has forgotten."""
         with self._lock:
             self._held.pop(name, None)
+        self.summaries.let_go()
         self.engine.forget(self.version(name))
 
     def version(self, name: str | None = None, *parts: str) -> str:
@@ -149,6 +165,20 @@ class Service:
             _ = finder.mean, finder.words, finder.plain
 
         await self.engine.call(make)
+
+    async def change(self, name: str, f: Callable[[], T]) -> T:
+        """Work on the model that writes to somebody: when nobody makes them forget, which holds their name for as long as it takes."""
+
+        def write() -> T:
+            # Here, where the work of all others waits: it must not wait for a job.
+            if self.jobs.busy(name, "forget"):
+                raise _BusyError
+            return f()
+
+        while True:
+            with contextlib.suppress(_BusyError):
+                return await self.engine.call(write)
+            await asyncio.sleep(BRIEFLY)
 
     async def aside(self, f: Callable[[], T]) -> T:
         """Work that touches no model (the store, files), off the event loop."""

@@ -79,6 +79,14 @@ class Database(EpisodeRows):
             raise self._damage(f"the name {name!r} is lost, or not as it was written")
         return self.commit(c, id)
 
+    def created(self, c: Connection, wanted: Sequence[str]) -> dict[str, float]:
+        """When each of these names was begun."""
+        found: dict[str, float] = {}
+        for some in _chunks(wanted):
+            rows = c.execute(select(names.c.name, names.c.created).where(names.c.name.in_(some)))
+            found |= {name: float(when) for name, when in rows}
+        return found
+
     def count(self, c: Connection) -> int:
         return count(c, names)
 
