@@ -213,8 +213,12 @@ def once_of(caller: Caller, who: Who | None, headers: Mapping[str, str]) -> str 
         return None
     if not 0 < len(key) <= LONGEST_KEY:
         raise ApiError(400, f"Idempotency-Key: 1 to {LONGEST_KEY} characters", code="invalid_header")
-    # What the store knows the turn by: nobody's key is another's.
-    return hashlib.sha256(f"{caller.id}\0{who.name}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()
+    return once_token(caller.id, who.name, key)
+
+
+def once_token(caller: str, name: str, key: str) -> str:
+    """What the store knows a write by: nobody's key is another's."""
+    return hashlib.sha256(f"{caller}\0{name}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @contextlib.asynccontextmanager
@@ -242,4 +246,4 @@ def _earlier(asked: Asked, token: str) -> str | None:
     return turn[1]["content"] if len(turn) > 1 else ""
 
 
-__all__ = ["Asked", "Chat", "ask", "call_to_mind", "chat_of", "once", "once_of", "words_of"]
+__all__ = ["Asked", "Chat", "ask", "call_to_mind", "chat_of", "once", "once_of", "once_token", "words_of"]
