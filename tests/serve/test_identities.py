@@ -105,6 +105,9 @@ def test_what_was_told_already_is_recognised_and_a_key_writes_once(service: Serv
     ]
     assert [h.status_code for h in heads] == [200, 200]
     assert heads[0].json()["commit"] == heads[1].json()["commit"]
+    assert [h.json()["recognised"] for h in heads] == [False, True]
+    other = ask(service, "POST", "/v1/identities/mara/imprint", {"text": "Something else."}, headers={"idempotency-key": "k1"})
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_mismatch")
     assert len(service.store.log("mara")) == 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -23,7 +24,6 @@ from ...identity.store.imprinting import imprint_into
 from ...identity.store.records import checked_source
 from ...identity.store.replay import imprint_event, replay
 from ..access import READ, SERVICE, WRITE
-from ..asking import once_token
 from ..errors import ApiError
 from ..jobs import Tell
 from ..keys import Caller
@@ -223,13 +223,20 @@ async def imprint(
         raise ApiError(400, f"Idempotency-Key: 1 to {LONGEST_KEY} characters", code="invalid_header")
     source = unique_source("told", str(told)) if body.source is None else checked_source(body.source)
     event = imprint_event(told, source=source, affect=body.affect, piece=body_of(service.model).piece)
-    token = None if key is None else once_token(caller.id, id, key)
+    token = (
+        None
+        if key is None
+        else hashlib.sha256(f"{caller.id}\0imprint\0{id}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()
+    )
 
     def write() -> dict[str, Any]:
         service.person(caller, id)
+        before = None if token is None else service.store.attempted(token)
+        if before is not None and event.text not in [e.text for e in service.store.events(before.id)]:
+            raise ApiError(409, "this Idempotency-Key belongs to another text; take a new one", code="idempotency_mismatch")
         done = imprint_into(service.store, id, service.model, service.tokenizer, event, base=service.base, token=token)
         return {
-            "id": id, "object": "imprint", "commit": done.commit or service.store.head(id).id, "recognised": done.commit is None,
+            "id": id, "object": "imprint", "commit": done.commit or service.store.head(id).id, "recognised": done.commit is None or before is not None,
             "source": done.source, "kept": done.count, "tokens": done.tokens, "words": list(done.words),
         }  # fmt: skip
 
