@@ -130,6 +130,28 @@ def _refusal(filled: Owner | None, now: Owner) -> str:
     return f"this cache belongs to who filled it, and {why}; begin with an empty cache, or go on as the one who filled it"
 
 
+class RowRead(NamedTuple):
+    """What an override does to one layer of one text, as far as it is columns of keys and slots before the first token."""
+
+    owner: Owner
+    width: int
+    """Of the keys, their columns included."""
+    slots: tuple[Tensor, Tensor] | None = None
+    """Keys and values (1, G, m, width), turned."""
+    left: Tensor | None = None
+    signs: Tensor | None = None
+    bias: Tensor | None = None
+    head: int = 1
+    """So many tokens meet no slot."""
+    behind: int = 0
+    """Tokens before this place stand `off` further off."""
+    off: int = 0
+
+    @property
+    def lead(self) -> int:
+        return 0 if self.slots is None else self.slots[0].shape[2]
+
+
 class AttentionOverride(Protocol):
     """What an identity does to one layer: heads that RoPE has not turned yet go in, heads come out."""
 
@@ -143,8 +165,8 @@ class AttentionOverride(Protocol):
         """`meet` of a whole text, to be looked at."""
         ...
 
-    def step(self, attention: Attention, qkv: Tensor, batch: int, cache: Cache, allow: Allow) -> tuple[Tensor, Cache] | None:
-        """The same for one token per row, from one product (B, (H + 2G)·D); None where there is no shorter way."""
+    def row_read(self, attention: Attention) -> RowRead | None:
+        """The same for the causal text of one row; None where it is more than columns and slots."""
         ...
 
     def rows(self, index: Tensor) -> AttentionOverride: ...
@@ -399,4 +421,14 @@ def _split(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-__all__ = ["Attention", "AttentionOverride", "Cache", "Owner", "bound", "overridden", "overrides_in", "overrides_of_rows"]
+__all__ = [
+    "Attention",
+    "AttentionOverride",
+    "Cache",
+    "Owner",
+    "RowRead",
+    "bound",
+    "overridden",
+    "overrides_in",
+    "overrides_of_rows",
+]

@@ -26,7 +26,7 @@ from ..errors import ShapeError, SpecError
 from ..models.base import Model
 from ..models.decode.generate import expect_decoder, prompt_rows
 from ..models.decode.prepare import Weights, prepare
-from ..models.decode.rows import OneByOne, Rows
+from ..models.decode.rows import Rows, rows_of
 from ..models.decode.sampling import is_whole
 from ..models.decode.stream import Speaks
 from .contract import NO_TOKEN, DrainingError, Job, Piece, QueueFullError, Stats
@@ -62,7 +62,7 @@ class Engine:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.weights: Weights = weights
         self.most_rows, self.most_waiting = rows, queue
-        self.rows: Rows[Any] = OneByOne(prepare(model, weights))
+        self.rows: Rows[Any] = rows_of(prepare(model, weights))
         self.prefixes = PrefixCache(cache_bytes, self.rows.grain)
         self._changed = threading.Condition()
         self._waiting: deque[PlainRun] = deque()
@@ -276,10 +276,14 @@ class Engine:
             self._written += 1
         if piece.ending is None:
             row.run.put(piece)
-        else:
-            self._leave(row, piece)
+            return
+        if self.rows.steps_as_it_reads:
+            # The last token may not have gone through the model.
+            self._keep(row, (row.prompt + row.stream.tokens)[: row.state.length], None)
+        self._leave(row, piece)
 
     def _keep(self, row: Row, tokens: list[int], logits: torch.Tensor | None) -> None:
+        """What the row has read, for whoever begins alike."""
         self.prefixes.keep(row.root, tokens, lambda a, b: self.rows.copy(row.state, a, b), logits)
 
     def _leave(self, row: Row, last: Piece | BaseException) -> None:

@@ -85,7 +85,8 @@ def overrides_of(model: Model, job: Job) -> tuple[Overrides, Sequence[str | None
     overrides: dict[nn.Module, AttentionOverride] = {
         layer: r for layer, r in zip(cast(OwnBody, body).layers, reads, strict=True) if r is not None
     }
-    return overrides, tuple(None if r is None else r.digest for r in reads)
+    # Whoever holds nothing is the model itself.
+    return overrides, tuple(None if r is None else r.digest for r in reads) if overrides else ()
 
 
 __all__ = ["Row", "gone", "overrides_of"]

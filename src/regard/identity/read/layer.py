@@ -34,8 +34,7 @@ from ...attention.operator import attend
 from ...attention.spec import Spec
 from ...errors import CombinationError, ShapeError
 from ...geometry import Dot
-from ...models.decode import native
-from ...nn import Attention, Cache, Owner
+from ...nn import Attention, Cache, Owner, RowRead
 from ...position import NoPosition, Rope
 from ...selection import Softmax
 from ...state import State
@@ -80,6 +79,7 @@ class LayerRead:
     (docs/maths.md, “GD: one valley or two”)."""
     _kept: dict[str, Tensor] = field(default_factory=lambda: dict[str, Tensor](), init=False, repr=False)
     _owners: dict[str, Owner] = field(default_factory=lambda: dict[str, Owner](), init=False, repr=False)
+    _reads: dict[str, RowRead] = field(default_factory=lambda: dict[str, RowRead](), init=False, repr=False)
     _picked: tuple[str, tuple[int, ...]] | None = field(default=None, init=False, repr=False)
     """Where this is some rows of another: the other's digest, and which rows."""
 
@@ -245,24 +245,28 @@ class LayerRead:
             ruled = ruled & torch.cat([~refused, open_], -1)
         return q, cache, ruled
 
-    def step(self, attention: Attention, qkv: Tensor, batch: int, cache: Cache, allow: Allow) -> tuple[Tensor, Cache] | None:
-        """One token per row by one call in C, where nothing is asked that it does not know."""
-        a, turns = attention, _turns(attention)
+    def row_read(self, attention: Attention) -> RowRead | None:
+        """What C reads of this; None where it is for several rows, refuses slots, or chooses otherwise than by softmax."""
+        turns = _turns(attention)
         signed = self.signs is None or self.signs.ndim == 2
-        simple = self.wide and signed and self.beta is None and self.batch == 1 and isinstance(allow, Causal)
         half = turns is None or turns.layout == "half"
-        behind = len(cache) >= max(p.head for p in self.places or (Place(),))
-        if not (simple and half and behind and a.spec.selection == Softmax()):
+        same = attention.spec.selection == Softmax() and attention.bare == self.scale
+        if self.batch != 1 or self.beta is not None or not signed or not half or not same:
             return None
-        cache = cache.of(self.owner(a), batch)
-        H, G, D = a.heads, a.key_heads, a.head_width
-        at = len(cache)
-        angles = None if turns is None else turns.angles(qkv.view(batch, -1, D), at, at + 1)
-        wide = cache.keys().shape[-1]
+        owner = self.owner(attention)
+        known = self._reads.get(attention.name)
+        if known is not None and known.owner is owner:
+            return known
+        slots = tuple(x.float().contiguous() for x in self._slots(turns)) if self.slots else None
+        D = attention.head_width
+        rank = 0 if self.left is None else self.left.shape[2]
+        columns = 0 if not self.wide else 8 if self.left is None else rank + 1 + -(rank + 1) % 8
         left, signs, bias = (None if x is None else x[0].float().contiguous() for x in (self.left, self.signs, self.bias))
-        q, k, v = native.widen(qkv, angles, (H, G, D), wide, self.scale, left, signs, bias)
-        cache = cache.grown(k, v)
-        return one_row(q, cache.keys(), cache.values(), self.scale)[..., :D], cache
+        place = (self.places or (Place(),))[0]
+        behind = place.behind if self.places is not None and self.slots else 0
+        read = RowRead(owner, D + columns, slots, left, signs, bias, place.head, behind, place.slots if behind else 0)  # pyright: ignore
+        self._reads[attention.name] = read
+        return read
 
     def _turned(self, turns: Rope, x: Tensor, at: int) -> Tensor:
         """Queries or keys at their places: those of the head stand before the slots, and as far off as these are many."""

@@ -12,7 +12,7 @@ from typing import cast
 
 from torch import Tensor
 
-from ...errors import ShapeError
+from ...errors import ShapeError, StateError
 from ...nn import Cache
 
 FIRST_ROOM = 64
@@ -55,6 +55,26 @@ class StaticCache(Cache):
         room.k.narrow(2, start, stop - start).copy_(k)
         room.v.narrow(2, start, stop - start).copy_(v)
         # `replace`, in a quarter of its time: every layer of every token comes by.
+        grown = object.__new__(type(self))
+        grown.__dict__.update(self.__dict__, k=room.k, v=room.v, length=stop, capacity=room.capacity, taken=room.taken)
+        return grown
+
+    def reserved(self, shape: tuple[int, int, int], places: int, like: Tensor) -> StaticCache:
+        """A longer view whose last `places`, of (B, G, width), somebody is about to write."""
+        if self.written:
+            raise StateError(f"this cache holds {self.written} tokens in a state of fixed size, and no keys")
+        start, stop = self.length, self.length + places
+        B, G, W = shape
+        for room in (self.k, self.v):
+            if room is not None and (room.shape[0], room.shape[1], room.shape[3]) != shape:
+                held = tuple(room.shape)
+                raise ShapeError(
+                    f"the cache holds {held}, and is to grow by {(B, G, places, W)}: a cache is read by whoever filled it"
+                )
+        room = self
+        if self.k is None or self.v is None or stop > self.capacity or not self._claimed(start, stop):
+            template = like.new_empty(()).expand(B, G, places, W)
+            room = self._moved(template, template, stop)
         grown = object.__new__(type(self))
         grown.__dict__.update(self.__dict__, k=room.k, v=room.v, length=stop, capacity=room.capacity, taken=room.taken)
         return grown

@@ -34,7 +34,7 @@ def compiled() -> Path:
     openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     if not openmp:
         raise OSError("this torch was built with another OpenMP than GNU's")
-    text = SOURCE.read_bytes()
+    text = b"\0".join(x.read_bytes() for x in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
     key = hashlib.sha256(b"\0".join([text, *map(str.encode, FLAGS), str(openmp[0]).encode()])).hexdigest()[:16]
     folder = _folder()
     for file in sorted(folder.glob(f"products-{key}-*.so")):

@@ -2,7 +2,7 @@
 
 There the arithmetic is nothing and reading the weights is all, so what counts is in which order they lie:
 
-    one to eight rows   (out, in), as it is, where `native` has products of its own; otherwise
+    any number of rows  (out, in), as it is, where `native` has products of its own; otherwise
     one row             (in, out), contiguous: the product streams whole lines; F.linear's (out, in) reaches half of it.
                         Where in > out, (out, in) is the better one again, and needs no copy.
     a few rows          oneDNN's blocked layout, made when the first such batch comes
@@ -26,8 +26,6 @@ from .marks import content_mark
 
 FEW = 16
 """Rows up to which the blocked layout is faster than a plain product."""
-SHORT = 64
-"""Rows up to which reading int8 weights again for every eight is cheaper than writing them out as floats."""
 BLOCK = 64
 """Numbers of a row that torch's int8 kernels may read at a time, on any processor."""
 
@@ -37,6 +35,11 @@ class Product(Protocol):
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor: ...
     def stale(self) -> bool: ...
+    @property
+    def matrices(self) -> native.Matrices | None:
+        """What C multiplies with; None where torch does."""
+        ...
+
     @property
     def nbytes(self) -> int: ...
 
@@ -130,7 +133,7 @@ class Int8:
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         if self.matrices is not None:
-            out = native.product(x, self.matrices, onto) if x.shape[0] <= native.ROWS else self._pieces(x, onto)
+            out = native.product(x, self.matrices, onto)
             if out is not None:
                 return out
         if self.packed is None or x.shape[0] > FEW:
@@ -140,14 +143,6 @@ class Int8:
             wide = F.pad(x, (0, self.packed.shape[1] - x.shape[1])).to(torch.bfloat16)
             out = _bytes(wide, self.packed, self.coarse).to(x.dtype)
         out = out if self.bias is None else out + self.bias
-        return out if onto is None else onto + out
-
-    def _pieces(self, x: Tensor, onto: Tensor | None) -> Tensor | None:
-        """Eight rows at a time, as long as that is cheaper."""
-        if self.matrices is None or x.shape[0] > SHORT or not native.serves(x[:1]):
-            return None
-        outs = [native.product(part, self.matrices) for part in x.split(native.ROWS)]
-        out = torch.cat([y for y in outs if y is not None])
         return out if onto is None else onto + out
 
     def stale(self) -> bool:

@@ -1,8 +1,9 @@
 """Products in C, compiled on the first use where a compiler is found; everything runs without them, only slower.
 
-torch's products are made for many rows. For one to eight, on AVX2, these read weights at the memory's speed from one core
-already, take int8 weights without rounding activations to bytes, and cost 3 µs to call. REGARD_NATIVE=0 turns them off, and
-`reason()` says why they are not used. C checks nothing, so every shape, type and stride is checked here.
+torch's products are made for many rows. For a few, on AVX2, these read weights at the memory's speed from one core already, take
+int8 weights without rounding activations to bytes, and cost 3 µs to call; for many they are as fast. A row's numbers are the same bits
+however many rows there are. REGARD_NATIVE=0 turns them off, and `reason()` says why they are not used. C checks nothing, so every
+shape, type and stride is checked here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,21 +22,31 @@ from torch import Tensor, nn
 from ...errors import ShapeError
 from .compiled import compiled
 
-ROWS = 8
-
+ROWS = 1 << 20
+"""Rows at most, so that no product of sizes overflows."""
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
+"""As meeting.h counts them."""
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
 _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "product": ([_P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _I, _I], _I),
+    "use_wide": ([_I], _I),
     "checksum": ([_P, _L, _I], ctypes.c_uint64),
     "rms": ([_P, _P, _D, _P, _L, _L], None),
-    "swiglu": ([_P, _P, _L, _L], None),
-    "turn": ([_P, _P, _P, _L, _L, _L, _L, _L], None),
-    "widen": ([_P, _P, _P, _P, _P, _P, _D, _P, _P, _P, *[_L] * 8], None),
+    "act": ([_P, _P, _L, _L, _I, _I], None),
+    "meet": ([_P, _P, _P, _P, _P, *[_L] * 6, _D, _I], _I),
 }
 
 
+class Text(ctypes.Structure):
+    """A text and its new tokens as meeting.h reads them; whoever keeps it keeps the tensors that its addresses are of."""
+
+    _fields_: ClassVar = [(n, _P) for n in ("left", "signs", "bias", "k", "v")] + [
+        (n, _L) for n in ("first", "tokens", "length", "capacity", "lead", "head", "R", "W")
+    ]
+
+
 def serves(x: Tensor) -> bool:
-    """True where C takes x (rows, in): one to eight rows of plain float32 on the CPU, and no gradient asked."""
+    """True where C takes x (rows, in): plain float32 on the CPU, and no gradient asked."""
     if type(x) is not Tensor or x.dtype is not _F32 or not x.is_cpu or x.requires_grad or library() is None:
         return False
     shape = x.shape
@@ -133,46 +144,27 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
     return y
 
 
-def swiglu(x: Tensor) -> Tensor | None:
-    """silu of the first half of each row times the second. None where C does not serve x."""
+def act(x: Tensor, kind: str, gated: bool = False) -> Tensor | None:
+    """An activation of each row or, where gated, of its first half times its second. None where C does not serve x."""
     if not serves(x) or not _lies(x):
         return None
     rows, width = x.shape
-    if width % 2:
+    if kind not in ACTIVATIONS:
+        raise ShapeError(f"kind={kind!r} is not one of {', '.join(ACTIVATIONS)}")
+    if gated and width % 2:
         raise ShapeError(f"x is {_said(x)}; gate and up are equal halves of its rows")
-    y = _empty(x, rows, width // 2)
-    library().swiglu(x.data_ptr(), y.data_ptr(), rows, width // 2)
+    y = _empty(x, rows, width // 2 if gated else width)
+    library().act(x.data_ptr(), y.data_ptr(), rows, y.shape[1], gated, ACTIVATIONS.index(kind))
     return y
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, heads: int, width: int) -> bool:
-    """The first heads of each row, in place, all by the same angles (1, pairs). False where C does not serve them."""
-    if not serves(x) or not _lies(x):
-        return False
-    rows, stride = x.shape
-    if cos.shape != sin.shape:
-        raise ShapeError(f"cos is {_said(cos)} and sin {_said(sin)}; there is one of each for a pair")
-    if not readable(cos) or not readable(sin):
-        return False
-    pairs = _pairs(cos, width)
-    if not 0 <= heads * width <= stride:
-        raise ShapeError(f"x is {_said(x)}: there are no {heads} heads of width {width} in it")
-    library().turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, stride, heads, width, pairs)
-    return True
-
-
-def widen(
-    x: Tensor, angles: tuple[Tensor, Tensor] | None, heads: tuple[int, int, int], wide: int, scale: float,
-    left: Tensor | None, signs: Tensor | None, bias: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Queries, keys and values of one token per row, turned and `wide` columns wide, as an identity overrides them.
-
-    x (rows, (H + 2G)·D) is not turned yet; left is (G, R, D), signs (R), bias (G, D)."""
-    rows, (H, G, D) = x.shape[0], heads
+def text(
+    k: Tensor, v: Tensor, heads: tuple[int, int], left: Tensor | None = None, signs: Tensor | None = None,
+    bias: Tensor | None = None, *, lead: int = 0, head: int = 1,
+) -> Text:  # fmt: skip
+    """A text whose keys and values lie in k and v (G, capacity, W), for (G, D) heads; `meet` fills its tokens in."""
+    (G, D), (_, capacity, W) = heads, k.shape if k.ndim == 3 else (0, 0, 0)
     R = 0 if left is None else left.shape[-2]
-    if G < 1 or H % G or D < 1:
-        raise ShapeError(f"{H} query heads over {G} key heads of width {D}: H is a multiple of G")
-    _require(x, "x", (rows, (H + 2 * G) * D))
     if left is not None:
         _require(left, "left", (G, R, D))
         if signs is None:
@@ -180,25 +172,60 @@ def widen(
         _require(signs, "signs", (R,))
     if bias is not None:
         _require(bias, "bias", (G, D))
-    cos, sin = angles or (None, None)
-    pairs = 0
-    if cos is not None and sin is not None:
-        pairs = _pairs(cos, D)
-        _require(cos, "cos", (1, pairs))
-        _require(sin, "sin", (1, pairs))
-    if wide < D + R + 1:
+    _require(k, "k", (G, capacity, W))
+    _require(v, "v", (G, capacity, W))
+    if W < D + R + 1 and (W != D or R or bias is not None):
         raise ShapeError(
-            f"the cache keeps keys {wide} wide, and this identity reads {D + R + 1} columns (heads of {D}, {R} of the trace, 1): "
+            f"the cache keeps keys {W} wide, and this identity reads {D + R + 1} columns (heads of {D}, {R} of the trace, 1): "
             "a cache is read by whoever filled it"
         )
+    if not 0 <= lead <= capacity or head < 0:
+        raise ShapeError(f"{lead} slots in a room for {capacity}, behind a head of {head}")
+    addresses = (None if x is None else x.data_ptr() for x in (left, signs, bias))
+    return Text(*addresses, k.data_ptr(), v.data_ptr(), 0, 0, lead, capacity, lead, head, R, W)
+
+
+def meet(
+    x: Tensor, angles: tuple[Tensor, Tensor] | None, texts: ctypes.Array[Text], counts: Sequence[int], lengths: Sequence[int],
+    heads: tuple[int, int, int], scale: float,
+) -> Tensor:  # fmt: skip
+    """New tokens meet the keys of their own texts, which get theirs: heads (tokens, H·D) of x (tokens, (H + 2G)·D), not turned.
+
+    The tokens of text i are the next counts[i] rows of x, and it has lengths[i] already.
+    """
+    (H, G, D), tokens = heads, x.shape[0]
+    if G < 1 or H % G or D < 1:
+        raise ShapeError(f"{H} query heads over {G} key heads of width {D}: H is a multiple of G")
+    _require(x, "x", (tokens, (H + 2 * G) * D))
+    first = 0
+    for t, n, length in zip(texts, counts, lengths, strict=True):
+        if n < 1 or length < 0 or t.lead + length + n > t.capacity or t.W < D:
+            raise ShapeError(
+                f"{n} tokens after {length} and {t.lead} slots, in a room for {t.capacity} keys of width {t.W}; each text has new "
+                f"ones, and room for them"
+            )
+        t.first, t.tokens, t.length = first, n, t.lead + length
+        first += n
+    if first != tokens:
+        raise ShapeError(f"x is {_said(x)}, and the texts have {first} new tokens")
     if scale == 0:
         raise ShapeError("scale=0: every score would be 0")
-    q, k, v = _empty(x, rows, H, 1, wide), _empty(x, rows, G, 1, wide), _empty(x, rows, G, 1, wide)
-    library().widen(
-        x.data_ptr(), *(None if t is None else t.data_ptr() for t in (cos, sin, left, signs, bias)), scale,
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), rows, x.shape[1], H, G, D, pairs, R, wide,
+    cos, sin = angles or (x, x)
+    pairs = 0
+    if angles is not None:
+        pairs = cos.shape[-1]
+        if 2 * pairs > D:
+            raise ShapeError(f"cos is {_said(cos)}; heads of width {D} turn by at most {D // 2} angles")
+        _require(cos, "cos", (tokens, pairs))
+        _require(sin, "sin", (tokens, pairs))
+    y = _empty(x, tokens, H * D)
+    failed: int = library().meet(
+        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), ctypes.addressof(texts), y.data_ptr(), len(texts), x.shape[1], H, G, D,
+        pairs, scale, torch.get_num_threads(),
     )  # fmt: skip
-    return q, k, v
+    if failed:
+        raise MemoryError(f"no memory is left for the scores of {tokens} tokens")
+    return y
 
 
 @cache
@@ -268,13 +295,6 @@ def readable(x: Tensor, shape: tuple[int, ...] | None = None, kind: torch.dtype 
 def _require(x: Tensor, name: str, shape: tuple[int, ...], kind: torch.dtype = torch.float32) -> None:
     if not readable(x, shape, kind):
         raise ShapeError(f"{name} is {_said(x)}; C reads ({', '.join(map(str, shape))}) of {kind}, contiguous, on the CPU")
-
-
-def _pairs(cos: Tensor, width: int) -> int:
-    pairs = cos.shape[-1]
-    if cos.numel() != pairs or 2 * pairs > width:
-        raise ShapeError(f"cos is {_said(cos)}; heads of width {width} turn by one row of at most {width // 2} angles")
-    return pairs
 
 
 def _said(x: Tensor) -> str:

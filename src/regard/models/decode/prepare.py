@@ -11,22 +11,24 @@ forward.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...attention.allow import Allow
+from ...attention.allow import Allow, Causal
 from ...errors import CombinationError, SpecError
-from ...nn import Attention, Cache
+from ...nn import Attention, Cache, RowRead
 from ...position import Rope
 from ...state import State
 from ..base import CausalModel, Model, States, cached_length, narrowed, per_layer
-from ..blocks import Block, FeedForward
+from ..blocks import Block, FeedForward, gelu_tanh
 from . import native
+from .cache import StaticCache
 from .matvec import Float, Int8, Product
 
 Weights = Literal["float32", "int8"]
@@ -48,40 +50,95 @@ class Layer:
         """x (B·N, M)."""
         a = self.attention
         H, G, D = a.heads, a.key_heads, a.head_width
-        flat = self.qkv(_normed(self.norms[0], x))
+        flat = self.project(x)
         override = a.override
+        if state is None and isinstance(rule, Causal) and isinstance(cache, StaticCache) and self.meets and native.serves(flat):
+            read = None if override is None else override.row_read(a)
+            if override is None or read is not None:
+                met, cache = self._meet(flat, batch, cache, read)
+                return self.rest(x, met), cache
+        q, k, v = flat.view(batch, -1, H + 2 * G, D).transpose(1, 2).split([H, G, G], dim=1)
         if override is not None:
-            met = override.step(a, flat, batch, cache, rule) if x.shape[0] == batch and native.serves(flat) else None
-            if met is not None:
-                return self.rest(x, met[0]), met[1]
-            q, k, v = flat.view(batch, -1, H + 2 * G, D).transpose(1, 2).split([H, G, G], dim=1)
             heads, cache = override.meet(a, q, k, v, cache, rule)
-            return self.rest(x, heads), cache
-        at = len(cache)
-        turns = a.spec.position if a.turns_early else None
-        if isinstance(turns, Rope) and turns.layout == "half" and x.shape[0] == batch:
-            angles = turns.angles(flat.view(batch, -1, D), at, at + 1)
-            turns = None if native.turn(flat, *angles, H + G, D) else turns
-        qkv = flat.view(batch, -1, H + 2 * G, D).transpose(1, 2)
-        qk, v = qkv[:, : H + G], qkv[:, H + G :]
-        if turns is not None:
-            qk = turns.apply(qk, at, _NOTHING)
-        heads, cache = a.meet(qk[:, :H], qk[:, H:], v, cache, allow=rule, state=state)
-        return self.rest(x, heads), cache
+        else:
+            if a.turns_early:
+                q, k = (a.spec.position.apply(y, len(cache), _NOTHING) for y in (q, k))
+            heads, cache = a.meet(q, k, v, cache, allow=rule, state=state)
+        return self.rest(x, heads.transpose(1, 2).reshape(x.shape[0], -1)), cache
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side, not turned."""
+        return self.qkv(_normed(self.norms[0], x))
 
     def rest(self, x: Tensor, heads: Tensor) -> Tensor:
-        """What comes after attention: back to the model's width, then the feed-forward layer."""
-        x = self.out(heads.transpose(1, 2).reshape(x.shape[0], -1), onto=x)
+        """What comes after attention: heads (rows, H·D) back to the model's width, then the feed-forward layer."""
+        x = self.out(heads, onto=x)
         wide = self.into(_normed(self.norms[1], x))
-        if self.ffn.gate is None:
-            return self.down(self.ffn.act(wide), onto=x)
-        inner = native.swiglu(wide) if self.ffn.act is F.silu else None
-        if inner is None:
+        gated, kind = self.ffn.gate is not None, _KINDS.get(self.ffn.act)
+        inner = None if kind is None else native.act(wide, kind, gated)
+        if inner is None and gated:
             gate, up = wide.chunk(2, dim=-1)
             inner = self.ffn.act(gate) * up
-        return self.down(inner, onto=x)
+        return self.down(self.ffn.act(wide) if inner is None else inner, onto=x)
+
+    @cached_property
+    def meets(self) -> bool:
+        """True where tokens meet in C: scaled dot products and a softmax, turned by halves or not at all."""
+        a, position = self.attention, self.attention.spec.position
+        turns = position.absent or (isinstance(position, Rope) and position.layout == "half" and a.turns_early)
+        return a.bare is not None and turns and a.v is not None
+
+    def angles(self, start: int, stop: int, read: RowRead | None) -> tuple[Tensor, Tensor] | None:
+        """cos and sin (N, pairs) of tokens start..stop of a text; those of its head stand further off where slots stand between."""
+        turns = self.attention.spec.position
+        if not isinstance(turns, Rope):
+            return None
+        like = _like(self.attention.head_width)
+        if read is None or start >= read.behind:
+            return turns.angles(like, start, stop)
+        ahead = turns.angles(like, start - read.off, min(stop, read.behind) - read.off)
+        if stop <= read.behind:
+            return ahead
+        cos, sin = (torch.cat(x) for x in zip(ahead, turns.angles(like, read.behind, stop), strict=True))
+        return cos, sin
+
+    def _meet(self, flat: Tensor, batch: int, cache: StaticCache, read: RowRead | None) -> tuple[Tensor, StaticCache]:
+        """Rows of one length, each after its own cache; what is remembered is the same for all of them."""
+        a = self.attention
+        heads, N = (a.heads, a.key_heads, a.head_width), flat.shape[0] // batch
+        cache = cast(StaticCache, cache.of(a.owner if read is None else read.owner, batch))
+        if read is not None and read.slots is not None and not cache.length:
+            cache = cast(StaticCache, cache.led(*(x.expand(batch, -1, -1, -1) for x in read.slots)))
+        at = len(cache)
+        grown = cache.reserved((batch, a.key_heads, a.head_width if read is None else read.width), N, flat)
+        assert grown.k is not None
+        assert grown.v is not None
+        texts = (native.Text * batch)(*(self.text(k, v, read) for k, v in zip(grown.k, grown.v, strict=True)))
+        angles = self.angles(at, at + N, read)
+        if angles is not None and batch > 1:
+            angles = angles[0].repeat(batch, 1), angles[1].repeat(batch, 1)
+        return native.meet(flat, angles, texts, [N] * batch, [at] * batch, heads, self.scale), grown
+
+    def text(self, k: Tensor, v: Tensor, read: RowRead | None) -> native.Text:
+        """A text whose keys and values lie in k and v (G, capacity, width)."""
+        a = self.attention
+        heads = a.key_heads, a.head_width
+        if read is None:
+            return native.text(k, v, heads)
+        return native.text(k, v, heads, read.left, read.signs, read.bias, lead=read.lead, head=read.head)
+
+    @property
+    def scale(self) -> float:
+        assert self.attention.bare is not None
+        return self.attention.bare
 
 
+@lru_cache(maxsize=32)
+def _like(width: int) -> Tensor:
+    return torch.empty(0, width)
+
+
+_KINDS: dict[Callable[[Tensor], Tensor], str] = {F.silu: "silu", gelu_tanh: "gelu_tanh", F.gelu: "gelu", F.relu: "relu"}
 _NOTHING = State()
 
 

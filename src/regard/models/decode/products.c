@@ -7,11 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROWS 8
-#define STEP 32 /* numbers a loop takes at a time; what is left of a row is copied into zeros */
+#define UNIT 12 /* outputs that a thread takes at a time: tiles of three or of four */
+#define NEAR 64 /* rows that stay near the processor while all weights pass by */
+#define STEP 32 /* numbers a loop takes at a time; what is left of a row is read through a mask or copied into zeros */
 #define MOST 8191 /* activations have 14 bits with their sign */
 #define BLOCK 16384 /* 128 * 8191 * 2 * (BLOCK / 16) < 2^31: so many are summed in lanes of 32 bits, and blocks of them in 64 */
 #define SHORT 2048 /* 128 * 8191 * SHORT < 2^31: so many may be summed in 32 bits alone */
+#define INLINE static inline __attribute__((always_inline))
 
 static inline float sum8(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -32,38 +34,93 @@ static inline int64_t sum8l(__m256i v) {
     return _mm_cvtsi128_si64(t) + _mm_extract_epi64(t, 1);
 }
 
-static inline void dot_f32(const float *w, const float *x, int64_t in, float *out) {
-    __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
+INLINE __m256i mask8(int64_t count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(count < 8 ? count : 8)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+// Every sum of floats here is made in one order: eight lanes, each from the first number to the last, then the lanes. So a row's
+// numbers are the same bits whoever else is multiplied beside it, and however many they are.
+static inline float dot_f32(const float *w, const float *x, int64_t in) {
+    __m256 sum = _mm256_setzero_ps();
     int64_t i = 0;
     for (; i + STEP <= in; i += STEP) {
         _mm_prefetch((const char *)((uintptr_t)(w + i) + 1024), _MM_HINT_T0);
         _mm_prefetch((const char *)((uintptr_t)(w + i) + 1088), _MM_HINT_T0);
-        a = _mm256_fmadd_ps(_mm256_loadu_ps(w + i), _mm256_loadu_ps(x + i), a);
-        b = _mm256_fmadd_ps(_mm256_loadu_ps(w + i + 8), _mm256_loadu_ps(x + i + 8), b);
-        c = _mm256_fmadd_ps(_mm256_loadu_ps(w + i + 16), _mm256_loadu_ps(x + i + 16), c);
-        d = _mm256_fmadd_ps(_mm256_loadu_ps(w + i + 24), _mm256_loadu_ps(x + i + 24), d);
+        sum = _mm256_fmadd_ps(_mm256_loadu_ps(w + i), _mm256_loadu_ps(x + i), sum);
+        sum = _mm256_fmadd_ps(_mm256_loadu_ps(w + i + 8), _mm256_loadu_ps(x + i + 8), sum);
+        sum = _mm256_fmadd_ps(_mm256_loadu_ps(w + i + 16), _mm256_loadu_ps(x + i + 16), sum);
+        sum = _mm256_fmadd_ps(_mm256_loadu_ps(w + i + 24), _mm256_loadu_ps(x + i + 24), sum);
     }
-    float rest = 0;
-    for (; i < in; i++) rest += w[i] * x[i];
-    out[0] = sum8(_mm256_add_ps(_mm256_add_ps(a, b), _mm256_add_ps(c, d))) + rest;
+    for (; i + 8 <= in; i += 8) sum = _mm256_fmadd_ps(_mm256_loadu_ps(w + i), _mm256_loadu_ps(x + i), sum);
+    if (i < in) {
+        __m256i mask = mask8(in - i);
+        sum = _mm256_fmadd_ps(_mm256_maskload_ps(w + i, mask), _mm256_maskload_ps(x + i, mask), sum);
+    }
+    return sum8(sum);
 }
 
-// x has ROWS rows here, `stride` apart and zero from `in` up to a multiple of 8: so the compiler keeps all sums in registers.
-static inline void dots_f32(const float *w, const float *x, int64_t rows, int64_t in, int64_t stride, float *out) {
-    __m256 acc[ROWS];
-    for (int64_t r = 0; r < ROWS; r++) acc[r] = _mm256_setzero_ps();
+// y[o * wide + r] = w_o . x_r for few outputs and rows, whose sums all stay in registers; `ahead` fetches the weights of the next tile.
+INLINE void tile_f32(const int outs, const int rows, const int ahead, const float *w, int64_t w_stride, const float *x,
+                     int64_t x_stride, int64_t in, float *y, int64_t wide) {
+    __m256 sums[4][4], v[4];
+    for (int o = 0; o < outs; o++)
+        for (int r = 0; r < rows; r++) sums[o][r] = _mm256_setzero_ps();
     int64_t i = 0;
     for (; i + 8 <= in; i += 8) {
-        __m256 v = _mm256_loadu_ps(w + i);
-        for (int64_t r = 0; r < ROWS; r++) acc[r] = _mm256_fmadd_ps(v, _mm256_loadu_ps(x + r * stride + i), acc[r]);
+        for (int o = 0; o < outs; o++) {
+            v[o] = _mm256_loadu_ps(w + o * w_stride + i);
+            if (ahead) _mm_prefetch((const char *)((uintptr_t)(w + o * w_stride + i) + 4 * outs * w_stride), _MM_HINT_T0);
+        }
+        for (int r = 0; r < rows; r++) {
+            __m256 u = _mm256_loadu_ps(x + r * x_stride + i);
+            for (int o = 0; o < outs; o++) sums[o][r] = _mm256_fmadd_ps(v[o], u, sums[o][r]);
+        }
     }
     if (i < in) {
-        float last[8] = {0};
-        memcpy(last, w + i, (in - i) * sizeof(float));
-        __m256 v = _mm256_loadu_ps(last);
-        for (int64_t r = 0; r < ROWS; r++) acc[r] = _mm256_fmadd_ps(v, _mm256_loadu_ps(x + r * stride + i), acc[r]);
+        __m256i mask = mask8(in - i);
+        for (int o = 0; o < outs; o++) v[o] = _mm256_maskload_ps(w + o * w_stride + i, mask);
+        for (int r = 0; r < rows; r++) {
+            __m256 u = _mm256_maskload_ps(x + r * x_stride + i, mask);
+            for (int o = 0; o < outs; o++) sums[o][r] = _mm256_fmadd_ps(v[o], u, sums[o][r]);
+        }
     }
-    for (int64_t r = 0; r < rows; r++) out[r] = sum8(acc[r]);
+    for (int o = 0; o < outs; o++)
+        for (int r = 0; r < rows; r++) y[o * wide + r] = sum8(sums[o][r]);
+}
+
+#define TILES(CASE) \
+    CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) \
+    CASE(1, 3) CASE(2, 3) CASE(3, 3) CASE(4, 3) CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4)
+
+static void tiles_f32(int64_t outs, int64_t rows, int ahead, const float *w, int64_t w_stride, const float *x,
+                      int64_t x_stride, int64_t in, float *y, int64_t wide) {
+    switch (outs * 8 + rows) {
+#define CASE(o, r) \
+    case o * 8 + r: \
+        if (ahead) \
+            tile_f32(o, r, 1, w, w_stride, x, x_stride, in, y, wide); \
+        else \
+            tile_f32(o, r, 0, w, w_stride, x, x_stride, in, y, wide); \
+        break;
+        TILES(CASE)
+#undef CASE
+    }
+}
+
+// At most UNIT outputs of at most NEAR rows: y[o * NEAR + r].
+static void unit_f32(const float *w, int64_t outs, const float *x, int64_t rows, int64_t in, float *y) {
+    if (rows == 1) {
+        for (int64_t o = 0; o < outs; o++) y[o * NEAR] = dot_f32(w + o * in, x, in);
+        return;
+    }
+    int64_t fours = rows / 4 * 4;
+    // Three outputs by four rows are what sixteen registers hold.
+    for (int64_t o = 0; fours && o < outs; o += 3)
+        for (int64_t r = 0; r < fours; r += 4)
+            tiles_f32(outs - o < 3 ? outs - o : 3, 4, r == 0, w + o * in, in, x + r * in, in, in, y + o * NEAR + r, NEAR);
+    for (int64_t o = 0; fours < rows && o < outs; o += 4)
+        tiles_f32(outs - o < 4 ? outs - o : 4, rows - fours, !fours, w + o * in, in, x + fours * in, in, in,
+                  y + o * NEAR + fours, NEAR);
 }
 
 static inline __m256i pairs16(__m128i w, const int16_t *x) {
@@ -95,26 +152,120 @@ static inline int64_t dot_i8(const int8_t *w, const int16_t *x, int64_t in) {
     return whole;
 }
 
-static inline void dots_i8(const int8_t *w, const int16_t *x, int64_t rows, int64_t in, int64_t stride, int64_t *out) {
-    for (int64_t r = 0; r < rows; r++) out[r] = 0;
-    int64_t i = 0;
-    while (i < in) {
+// Sums of whole numbers are exact in any order.
+INLINE void tile_i8(const int outs, const int rows, const int8_t *w, const int16_t *x, int64_t stride, int64_t in, int64_t *y) {
+    for (int o = 0; o < outs; o++)
+        for (int r = 0; r < rows; r++) y[o * NEAR + r] = 0;
+    for (int64_t i = 0; i < in;) {
         int64_t stop = in - i > BLOCK ? i + BLOCK : in;
-        __m256i acc[ROWS];
-        for (int64_t r = 0; r < ROWS; r++) acc[r] = _mm256_setzero_si256();
-        for (; i + 16 <= stop; i += 16) {
-            __m128i v = _mm_loadu_si128((const __m128i *)(w + i));
-            for (int64_t r = 0; r < ROWS; r++) acc[r] = _mm256_add_epi32(acc[r], pairs16(v, x + r * stride + i));
+        __m256i sums[4][4], v[4];
+        for (int o = 0; o < outs; o++)
+            for (int r = 0; r < rows; r++) sums[o][r] = _mm256_setzero_si256();
+        for (; i < stop; i += 16) {
+            for (int o = 0; o < outs; o++) {
+                int8_t last[16] = {0};
+                const int8_t *from = w + o * in + i;
+                if (stop - i < 16) from = memcpy(last, from, stop - i);
+                v[o] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+                _mm_prefetch((const char *)((uintptr_t)(w + o * in + i) + outs * in), _MM_HINT_T0);
+            }
+            for (int r = 0; r < rows; r++) {
+                __m256i u = _mm256_loadu_si256((const __m256i *)(x + r * stride + i));
+                for (int o = 0; o < outs; o++) sums[o][r] = _mm256_add_epi32(sums[o][r], _mm256_madd_epi16(v[o], u));
+            }
         }
-        if (i < stop) {
-            int8_t last[16] = {0};
-            memcpy(last, w + i, stop - i);
-            __m128i v = _mm_loadu_si128((const __m128i *)last);
-            for (int64_t r = 0; r < ROWS; r++) acc[r] = _mm256_add_epi32(acc[r], pairs16(v, x + r * stride + i));
-            i = stop;
-        }
-        for (int64_t r = 0; r < rows; r++) out[r] += in <= SHORT ? sum8i(acc[r]) : sum8l(acc[r]);
+        i = stop;
+        for (int o = 0; o < outs; o++)
+            for (int r = 0; r < rows; r++) y[o * NEAR + r] += in <= SHORT ? sum8i(sums[o][r]) : sum8l(sums[o][r]);
     }
+}
+
+static void unit_i8(const int8_t *w, int64_t outs, const int16_t *x, int64_t rows, int64_t stride, int64_t in, int64_t *y) {
+    for (int64_t o = 0; o < outs; o += 3)
+        for (int64_t r = 0; r < rows; r += 4) {
+            const int8_t *from = w + o * in;
+            const int16_t *with = x + r * stride;
+            int64_t *to = y + o * NEAR + r;
+            switch ((outs - o < 3 ? outs - o : 3) * 8 + (rows - r < 4 ? rows - r : 4)) {
+#define CASE(o, r) \
+    case o * 8 + r: tile_i8(o, r, from, with, stride, in, to); break;
+                TILES(CASE)
+#undef CASE
+            }
+        }
+}
+
+// The same sums where the processor multiplies and adds pairs in one instruction, sixteen lanes at a time.
+#define WIDE __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")))
+
+static inline __attribute__((always_inline)) WIDE void tile_wide(const int outs, const int rows, const int64_t ahead, const int8_t *w,
+                                                                 const int16_t *x, int64_t stride, int64_t in, int64_t *y) {
+    for (int o = 0; o < outs; o++)
+        for (int r = 0; r < rows; r++) y[o * NEAR + r] = 0;
+    for (int64_t i = 0; i < in;) {
+        int64_t stop = in - i > BLOCK ? i + BLOCK : in;
+        __m512i sums[4][8], v[4];
+        for (int o = 0; o < outs; o++)
+            for (int r = 0; r < rows; r++) sums[o][r] = _mm512_setzero_si512();
+        for (; i < stop; i += 32) {
+            for (int o = 0; o < outs; o++) {
+                const int8_t *from = w + o * in + i;
+                __m256i some = stop - i < 32 ? _mm256_maskz_loadu_epi8(((__mmask32)1 << (stop - i)) - 1, from)
+                                             : _mm256_loadu_si256((const __m256i *)from);
+                v[o] = _mm512_cvtepi8_epi16(some);
+                if (ahead) _mm_prefetch((const char *)((uintptr_t)from + ahead), _MM_HINT_T0);
+            }
+            for (int r = 0; r < rows; r++) {
+                __m512i u = _mm512_loadu_si512((const void *)(x + r * stride + i));
+                for (int o = 0; o < outs; o++) sums[o][r] = _mm512_dpwssd_epi32(sums[o][r], v[o], u);
+            }
+        }
+        i = stop;
+        for (int o = 0; o < outs; o++)
+            for (int r = 0; r < rows; r++) {
+                __m256i low = _mm512_castsi512_si256(sums[o][r]), high = _mm512_extracti64x4_epi64(sums[o][r], 1);
+                y[o * NEAR + r] += in <= SHORT ? sum8i(_mm256_add_epi32(low, high)) : sum8l(low) + sum8l(high);
+            }
+    }
+}
+
+WIDE static void unit_wide(const int8_t *w, int64_t outs, const int16_t *x, int64_t rows, int64_t stride, int64_t in, int64_t *y) {
+    if (rows <= 8) {
+        // One output after the other: one stream of weights is what memory is fastest with.
+        for (int64_t o = 0; o < outs; o++) switch (rows) {
+#define CASE(r) \
+    case r: tile_wide(1, r, 2048, w + o * in, x, stride, in, y + o * NEAR); break;
+                CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#undef CASE
+            }
+        return;
+    }
+    for (int64_t o = 0; o < outs; o += 4)
+        for (int64_t r = 0; r < rows; r += 4) {
+            const int8_t *from = w + o * in;
+            const int16_t *with = x + r * stride;
+            int64_t *to = y + o * NEAR + r;
+            switch ((outs - o < 4 ? outs - o : 4) * 8 + (rows - r < 4 ? rows - r : 4)) {
+#define CASE(o, r) \
+    case o * 8 + r: tile_wide(o, r, 0, from, with, stride, in, to); break;
+                TILES(CASE)
+#undef CASE
+            }
+        }
+}
+
+static int wide_allowed = 1;
+
+// Whether the wide instructions are used where the processor has them; gives what held before.
+int use_wide(int allowed) {
+    int before = wide_allowed;
+    wide_allowed = allowed;
+    return before;
+}
+
+static int is_wide(void) {
+    return wide_allowed && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 }
 
 static double shrink(const float *x, int16_t *q, int64_t in) {
@@ -152,58 +303,57 @@ static double shrink(const float *x, int16_t *q, int64_t in) {
 }
 
 // The product of one x with `parts` matrices that lie anywhere, their outputs side by side in y (rows, sum of outs).
-// scale == NULL: they are float. Otherwise there is one, int8, with one scale per output. rows <= ROWS. 0, or 1: no memory.
+// scale == NULL: they are float. Otherwise there is one, int8, with one scale per output. 0, or 1: no memory.
 int product(const float *x, const void *const *weights, const float *const *biases, const int64_t *outs, const float *scale,
             float *y, int64_t parts, int64_t rows, int64_t in, int64_t total, int add, int threads) {
-    int64_t padded = rows == 1 ? 1 : ROWS, stride = in;
-    double steps[ROWS];
-    void *copy = NULL;
-    const float *xf = x;
-    const int16_t *xi = NULL;
-    if (scale || (rows > 1 && (rows < ROWS || in % 8))) {
-        if (in > INT64_MAX / 64) return 1;
-        stride = (in + STEP - 1) / STEP * STEP;
-        copy = calloc(padded * stride, scale ? sizeof(int16_t) : sizeof(float));
-        if (!copy) return 1;
-        for (int64_t r = 0; r < rows; r++)
-            if (scale)
-                steps[r] = shrink(x + r * in, (int16_t *)copy + r * stride, in);
-            else
-                memcpy((float *)copy + r * stride, x + r * in, in * sizeof(float));
-        if (scale)
-            xi = copy;
-        else
-            xf = copy;
+    int64_t stride = (in / STEP + 1) * STEP;
+    double *steps = NULL;
+    int16_t *q = NULL;
+    int wide = scale && rows > 1 && is_wide();
+    if (in > INT64_MAX / 64 / rows) return 1;
+    if (scale) {
+        q = calloc(rows * stride, sizeof(int16_t));
+        steps = malloc(rows * sizeof(double));
+        if (!q || !steps) {
+            free(q);
+            free(steps);
+            return 1;
+        }
+        for (int64_t r = 0; r < rows; r++) steps[r] = shrink(x + r * in, q + r * stride, in);
     }
 #pragma omp parallel num_threads(threads)
-    for (int64_t part = 0, at = 0; part < parts; at += outs[part++]) {
-        const float *bias = biases[part];
+    for (int64_t first = 0; first < rows; first += NEAR) {
+        int64_t some = rows - first < NEAR ? rows - first : NEAR;
+        for (int64_t part = 0, at = 0; part < parts; at += outs[part++]) {
+            const float *bias = biases[part];
 #pragma omp for schedule(static) nowait
-        for (int64_t o = 0; o < outs[part]; o++) {
-            float results[ROWS];
-            if (scale) {
-                int64_t whole[ROWS];
-                const int8_t *w = (const int8_t *)weights[part] + o * in;
-                if (rows == 1)
-                    whole[0] = dot_i8(w, xi, in);
-                else
-                    dots_i8(w, xi, rows, in, stride, whole);
-                for (int64_t r = 0; r < rows; r++) results[r] = (float)((double)whole[r] * steps[r] * scale[o]);
-            } else {
-                const float *w = (const float *)weights[part] + o * in;
-                if (rows == 1)
-                    dot_f32(w, xf, in, results);
-                else
-                    dots_f32(w, xf, rows, in, stride, results);
-            }
-            float *to = y + at + o;
-            for (int64_t r = 0; r < rows; r++) {
-                float v = results[r] + (bias ? bias[o] : 0.0f);
-                to[r * total] = add ? to[r * total] + v : v;
+            for (int64_t o = 0; o < outs[part]; o += UNIT) {
+                int64_t count = outs[part] - o < UNIT ? outs[part] - o : UNIT;
+                float results[UNIT * NEAR];
+                if (scale) {
+                    int64_t whole[UNIT * NEAR];
+                    const int8_t *w = (const int8_t *)weights[part] + o * in;
+                    if (rows == 1)
+                        for (int64_t c = 0; c < count; c++) whole[c * NEAR] = dot_i8(w + c * in, q, in);
+                    else
+                        (wide ? unit_wide : unit_i8)(w, count, q + first * stride, some, stride, in, whole);
+                    for (int64_t c = 0; c < count; c++)
+                        for (int64_t r = 0; r < some; r++)
+                            results[c * NEAR + r] = (float)((double)whole[c * NEAR + r] * steps[first + r] * scale[o + c]);
+                } else
+                    unit_f32((const float *)weights[part] + o * in, count, x + first * in, some, in, results);
+                for (int64_t r = 0; r < some; r++) {
+                    float *to = y + (first + r) * total + at + o;
+                    for (int64_t c = 0; c < count; c++) {
+                        float v = results[c * NEAR + r] + (bias ? bias[o + c] : 0.0f);
+                        to[c] = add ? to[c] + v : v;
+                    }
+                }
             }
         }
     }
-    free(copy);
+    free(q);
+    free(steps);
     return 0;
 }
 
@@ -262,64 +412,4 @@ void rms(const float *x, const float *weight, double eps, float *y, int64_t rows
     }
 }
 
-// y[j] = silu(x[j]) * x[hidden + j], row by row.
-void swiglu(const float *x, float *y, int64_t rows, int64_t hidden) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = 0; j < hidden; j++) {
-            float g = x[r * 2 * hidden + j];
-            y[r * hidden + j] = g / (1.0f + expf(-g)) * x[r * 2 * hidden + hidden + j];
-        }
-}
-
-// The first `heads` heads of each row turn in place; dimension i is paired with i + half (RoPE, layout "half").
-void turn(float *x, const float *cos, const float *sin, int64_t rows, int64_t stride, int64_t heads, int64_t width,
-          int64_t half) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t h = 0; h < heads; h++) {
-            float *a = x + r * stride + h * width, *b = a + half;
-            for (int64_t i = 0; i < half; i++) {
-                float u = a[i], v = b[i];
-                a[i] = u * cos[i] - v * sin[i];
-                b[i] = v * cos[i] + u * sin[i];
-            }
-        }
-}
-
-// One token's heads under an identity: turned, and with the columns that carry what it reads. x is (rows, stride): H queries,
-// G keys and G values of width D; left is (G, R, D). q, k and v come out W >= D + R + 1 wide, what is beyond their columns zero.
-void widen(const float *x, const float *cosines, const float *sines, const float *left, const float *signs, const float *bias,
-          double scale, float *q, float *k, float *v, int64_t rows, int64_t stride, int64_t H, int64_t G, int64_t D,
-          int64_t pairs, int64_t R, int64_t W) {
-    for (int64_t row = 0; row < rows; row++) {
-        for (int64_t h = 0; h < H + 2 * G; h++) {
-            const float *from = x + row * stride + h * D;
-            float *to = h < H ? q + (row * H + h) * W : h < H + G ? k + (row * G + h - H) * W : v + (row * G + h - H - G) * W;
-            for (int64_t i = D; i < W; i++) to[i] = 0;
-            if (h >= H + G) {
-                for (int64_t i = 0; i < D; i++) to[i] = from[i];
-                continue;
-            }
-            int64_t g = h < H ? h / (H / G) : h - H;
-            double square = 0, own = 0;
-            for (int64_t i = 0; i < D; i++) square += (double)from[i] * from[i];
-            double length = sqrt(square), unit = 1 / (length < 1e-12 ? 1e-12 : length);
-            for (int64_t i = 0; i < pairs; i++) {
-                float a = from[i], b = from[i + pairs];
-                to[i] = a * cosines[i] - b * sines[i];
-                to[i + pairs] = b * cosines[i] + a * sines[i];
-            }
-            for (int64_t i = 2 * pairs; i < D; i++) to[i] = from[i];
-            for (int64_t r = 0; r < R; r++) {
-                const float *direction = left + (g * R + r) * D;
-                double near = 0;
-                for (int64_t i = 0; i < D; i++) near += (double)direction[i] * from[i];
-                near *= unit;
-                own -= near * near * signs[r];
-                to[D + r] = (float)(h < H ? near * signs[r] * 2 / scale : near);
-            }
-            if (h >= H && bias)
-                for (int64_t i = 0; i < D; i++) own += (double)bias[g * D + i] * from[i];
-            to[D + R] = (float)(h < H ? 1 / scale : own);
-        }
-    }
-}
+#include "meeting.h"

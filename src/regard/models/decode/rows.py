@@ -5,23 +5,31 @@
     reading = rows.read(row, tokens)              # a generator: every `next` is a bounded piece of work
     logits = rows.step([row, other], [5, 9])      # one token each; what went wrong with a row is in its place
 
-`OneByOne` is the plain definition: every row is decoded as `generate` would decode it.
+`OneByOne` is the plain definition: every row is decoded as `generate` would decode it. `Together` reads every weight once for all rows:
+in C a row's products, norms and scores are the same bits whoever is beside it (`products.c`, `meeting.h`), so its tokens are too.
 """
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from ...nn import AttentionOverride, Cache, Owner, bound
+from ...attention.allow import Causal
+from ...errors import CombinationError, StateError
+from ...nn import Attention, AttentionOverride, Cache, Owner, RowRead, bound
+from ...position import Position
+from ..base import CausalModel
+from . import native
 from .cache import static_caches
 from .generate import PREFILL
-from .prepare import Decoder
+from .prepare import Decoder, Layer, Stack
 
 Overrides = Mapping[nn.Module, AttentionOverride]
 Reading = Generator[None, None, Tensor]
@@ -47,11 +55,17 @@ Parts = list[Part]
 """Layer by layer."""
 
 
+PIECE = 64
+"""Tokens of a text that `Together` reads at a time; between its layers others may have their turn."""
+
+
 class Rows(ABC, Generic[R]):
     """How rows are written; R is what it knows of one of them."""
 
     grain: int
     """Whoever goes on from a beginning whose length is a multiple of this gets the numbers of one who began at the start."""
+    steps_as_it_reads: bool = False
+    """True where a token leaves the same bits behind whether it was read or written: then answers are kept as prompts are."""
     reason: str | None = None
     """Why rows do not share the reading of weights; None where they do."""
 
@@ -159,4 +173,161 @@ class OneByOne(Rows[Alone]):
         return torch.tensor([list(tokens)], device=self.device)
 
 
-__all__ = ["OneByOne", "Overrides", "Part", "Parts", "Reading", "Rows", "Scored"]
+class Written:
+    """A row of `Together`: what overrides its layers, and room for its keys and values."""
+
+    def __init__(self, stack: Stack, overrides: Overrides, room: int) -> None:
+        self.reads = [_row_read(overrides.get(layer.attention), layer.attention) for layer in stack.layers]
+        self.length = 0
+        """Tokens that it has."""
+        self.rooms: list[tuple[Tensor, Tensor]] = []
+        self.texts: list[native.Text] = []
+        for layer, read in zip(stack.layers, self.reads, strict=True):
+            a, lead = layer.attention, 0 if read is None else read.lead
+            shape = a.key_heads, lead + room, a.head_width if read is None else read.width
+            k, v = torch.empty(shape), torch.empty(shape)
+            if read is not None and read.slots is not None:
+                k[:, :lead], v[:, :lead] = read.slots[0][0], read.slots[1][0]
+            self.rooms.append((k, v))
+            self.texts.append(layer.text(k, v, read))
+
+    def owner(self, layer: Layer, i: int) -> Owner:
+        read = self.reads[i]
+        return layer.attention.owner if read is None else read.owner
+
+
+def _row_read(override: AttentionOverride | None, attention: Attention) -> RowRead | None:
+    if override is None:
+        return None
+    read = override.row_read(attention)
+    if read is None:
+        raise CombinationError(
+            f"a {type(override).__name__} that is for several rows, or refuses slots, is not read beside others"
+        )
+    return read
+
+
+class Together(Rows[Written]):
+    grain = 16
+    steps_as_it_reads = True
+
+    def __init__(self, decoder: Decoder) -> None:
+        if (why := alone_because(decoder)) is not None:
+            raise CombinationError(f"rows of this model are not written together: {why}")
+        assert decoder.stack is not None
+        self.stack, self.model = decoder.stack, decoder.stack.model
+        self._joined: tuple[list[ref[Written]], list[ctypes.Array[native.Text]]] = [], []
+
+    def open(self, overrides: Overrides, room: int) -> Written:
+        return Written(self.stack, overrides, room)
+
+    def read(self, row: Written, tokens: Sequence[int], scored: Scored | None = None) -> Reading:
+        x: Tensor | None = None
+        for at in range(0, len(tokens), PIECE):
+            x = yield from self._walk([row], [tokens[at : at + PIECE]])
+            if scored is not None:
+                scored(self.stack.logits(x))
+            yield
+        assert x is not None
+        return self.stack.logits(x[-1:])[0]
+
+    def step(self, rows: Sequence[Written], tokens: Sequence[int]) -> list[Tensor | Exception]:
+        try:
+            way = self._walk(rows, [[t] for t in tokens])
+            while True:
+                next(way)
+        except StopIteration as end:
+            return list(self.stack.logits(end.value))
+        except Exception as error:
+            if len(rows) == 1:
+                return [error]
+            # No row has moved yet: whoever can go on alone does.
+            return [result for row, token in zip(rows, tokens, strict=True) for result in self.step([row], [token])]
+
+    def copy(self, row: Written, start: int, stop: int) -> Parts:
+        parts: Parts = []
+        for i, (layer, (k, v), text) in enumerate(zip(self.stack.layers, row.rooms, row.texts, strict=True)):
+            first, last = (text.lead + start if start else 0), text.lead + stop
+            parts.append(Part(k[:, first:last].clone(), v[:, first:last].clone(), row.owner(layer, i)))
+        return parts
+
+    def restore(self, row: Written, parts: Sequence[Parts], tokens: int) -> None:
+        for i, (layer, room) in enumerate(zip(self.stack.layers, row.rooms, strict=True)):
+            if any(run[i].owner != row.owner(layer, i) for run in parts):
+                raise StateError("keys and values belong to who filled them, and these were filled by another")
+            at = 0
+            for run in parts:
+                count = run[i].k.shape[1]
+                for whole, part in zip(room, run[i][:2], strict=True):
+                    whole[:, at : at + count] = part
+                at += count
+        row.length = tokens
+
+    def _walk(self, rows: Sequence[Written], tokens: Sequence[Sequence[int]]) -> Generator[None, None, Tensor]:
+        """What the last block leaves of new tokens of some rows; it stops before every block."""
+        counts, lengths = [len(t) for t in tokens], [row.length for row in rows]
+        ids = torch.tensor([[t for some in tokens for t in some]])
+        places = torch.cat([torch.arange(at, at + n) for at, n in zip(lengths, counts, strict=True)])
+        x = self.model.start(ids, 0, places if self.model.has_place_table else None).reshape(ids.shape[1], -1)
+        angles: dict[Position, tuple[Tensor, Tensor] | None] = {}
+        joined = self._texts(rows)
+        for i, (layer, texts) in enumerate(zip(self.stack.layers, joined, strict=True)):
+            yield
+            a = layer.attention
+            if a.spec.position not in angles:
+                angles[a.spec.position] = self._angles(layer, rows, i, counts)
+            flat = layer.project(x)
+            heads = a.heads, a.key_heads, a.head_width
+            x = layer.rest(x, native.meet(flat, angles[a.spec.position], texts, counts, lengths, heads, layer.scale))
+        for row, n in zip(rows, counts, strict=True):
+            row.length += n
+        return x
+
+    def _angles(self, layer: Layer, rows: Sequence[Written], i: int, counts: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+        each = [layer.angles(row.length, row.length + n, row.reads[i]) for row, n in zip(rows, counts, strict=True)]
+        pairs = [x for x in each if x is not None]
+        if not pairs:
+            return None
+        return pairs[0] if len(pairs) == 1 else (torch.cat([c for c, _ in pairs]), torch.cat([s for _, s in pairs]))
+
+    def _texts(self, rows: Sequence[Written]) -> list[ctypes.Array[native.Text]]:
+        """Layer by layer, the rows as C reads them side by side; of those who stepped together last, as it was."""
+        if len(rows) == 1:
+            return [(native.Text * 1)(t) for t in rows[0].texts]
+        before, arrays = self._joined
+        # Without holding them: a row that has left takes its keys with it.
+        if len(before) != len(rows) or any(a() is not b for a, b in zip(before, rows, strict=True)):
+            arrays = [(native.Text * len(rows))(*texts) for texts in zip(*(row.texts for row in rows), strict=True)]
+            self._joined = [ref(row) for row in rows], arrays
+        return arrays
+
+
+def alone_because(decoder: Decoder) -> str | None:
+    """Why rows of a model are decoded one by one; None where they can be written together."""
+    stack = decoder.stack
+    if native.library() is None:
+        return f"nothing is compiled here ({native.reason()})"
+    if stack is None:
+        return f"a {type(decoder.model).__name__} decodes through its own forward"
+    model = stack.model
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
+        return "its weights are not all float32 on the CPU"
+    if any(product.matrices is None for product in stack.products):
+        return "its weights do not lie as C reads them"
+    strange = next((x.attention.spec for x in stack.layers if not x.meets), None)
+    if strange is not None:
+        return f"a layer is {strange}, and only scaled dot products under softmax meet in C"
+    if type(model.rule()) is not Causal:
+        return f"its rule is {model.rule()}, and only causal texts meet in C"
+    if type(model).start is not CausalModel.start and not model.has_place_table:
+        return f"a {type(model).__name__} starts from more than its tokens"
+    return None
+
+
+def rows_of(decoder: Decoder) -> Rows[Any]:
+    """Together where that is possible, one by one elsewhere, with the reason."""
+    why = alone_because(decoder)
+    return Together(decoder) if why is None else OneByOne(decoder, why)
+
+
+__all__ = ["OneByOne", "Overrides", "Part", "Parts", "Reading", "Rows", "Scored", "Together", "Written", "rows_of"]

@@ -1,0 +1,288 @@
+// New tokens of several texts meet the keys of their own text, each as it would alone: part of products.c.
+// Whatever a token gets is made in an order that depends on its own text only, so it is the same bits in any company and any piece.
+
+// e^x in eight lanes, within 2 units of the last place; below -87.3 it is 0, above 88.7 infinite.
+INLINE __m256 exp8(__m256 x) {
+    __m256 low = _mm256_set1_ps(-87.33654f), high = _mm256_set1_ps(88.72283f);
+    __m256 within = _mm256_min_ps(high, _mm256_max_ps(low, x));
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(within, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    // n ln 2 is taken off in two parts, the first of which is exact.
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), within);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+    __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
+    p = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0f));
+    // 2^n in two factors: n may be 128, which no float's exponent is.
+    __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1), bias = _mm256_set1_epi32(127);
+    __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
+    __m256 second = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(whole, half), bias), 23));
+    p = _mm256_mul_ps(_mm256_mul_ps(p, first), second);
+    p = _mm256_andnot_ps(_mm256_cmp_ps(x, low, _CMP_LT_OQ), p);
+    p = _mm256_blendv_ps(p, _mm256_set1_ps(INFINITY), _mm256_cmp_ps(x, high, _CMP_GT_OQ));
+    // min and max let go of NaN.
+    return _mm256_blendv_ps(p, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
+INLINE __m256 sigmoid_times(__m256 x, __m256 gate) {
+    __m256 one = _mm256_set1_ps(1.0f);
+    return _mm256_div_ps(x, _mm256_add_ps(one, exp8(_mm256_sub_ps(_mm256_setzero_ps(), gate))));
+}
+
+// Kinds of functions, as native.py counts them.
+enum { SILU, GELU_TANH, GELU, RELU };
+
+INLINE __m256 activated(const int kind, __m256 x) {
+    switch (kind) {
+        case SILU: return sigmoid_times(x, x);
+        case GELU_TANH: {
+            // x (1 + tanh u) / 2 is x / (1 + e^(-2u)).
+            __m256 cube = _mm256_mul_ps(_mm256_mul_ps(x, x), _mm256_mul_ps(x, _mm256_set1_ps(0.044715f)));
+            return sigmoid_times(x, _mm256_mul_ps(_mm256_add_ps(x, cube), _mm256_set1_ps(1.5957691216f)));
+        }
+        case GELU: {
+            float some[8];
+            _mm256_storeu_ps(some, x);
+            for (int i = 0; i < 8; i++) some[i] = 0.5f * some[i] * erfcf(-0.70710678f * some[i]);
+            return _mm256_loadu_ps(some);
+        }
+        default: return _mm256_blendv_ps(_mm256_max_ps(x, _mm256_setzero_ps()), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    }
+}
+
+INLINE void act_rows(const int kind, const float *x, float *y, int64_t rows, int64_t hidden, int gated) {
+    for (int64_t r = 0; r < rows; r++) {
+        const float *gate = x + r * (gated ? 2 : 1) * hidden, *up = gate + hidden;
+        for (int64_t j = 0; j < hidden; j += 8) {
+            __m256i mask = mask8(hidden - j);
+            __m256 v = activated(kind, _mm256_maskload_ps(gate + j, mask));
+            if (gated) v = _mm256_mul_ps(v, _mm256_maskload_ps(up + j, mask));
+            _mm256_maskstore_ps(y + r * hidden + j, mask, v);
+        }
+    }
+}
+
+// y[j] = f(x[j]), or f(x[j]) * x[hidden + j] where gated, row by row.
+void act(const float *x, float *y, int64_t rows, int64_t hidden, int gated, int kind) {
+    switch (kind) {
+        case SILU: act_rows(SILU, x, y, rows, hidden, gated); break;
+        case GELU_TANH: act_rows(GELU_TANH, x, y, rows, hidden, gated); break;
+        case GELU: act_rows(GELU, x, y, rows, hidden, gated); break;
+        default: act_rows(RELU, x, y, rows, hidden, gated);
+    }
+}
+
+// One text and its new tokens, as one layer meets them. Its keys and values lie as (G, capacity, W); `length` places are taken.
+typedef struct {
+    const float *left, *signs, *bias; /* (G, R, D), (R), (G, D): what an identity adds to scores; NULL where it adds nothing */
+    float *k, *v;
+    int64_t first, tokens; /* which tokens of the call are this text's */
+    int64_t length, capacity;
+    int64_t lead, head; /* slots before the first token, which the first `head` tokens do not meet */
+    int64_t R, W;       /* W > D where there are columns of an identity's */
+} Text;
+
+typedef struct {
+    int64_t stride, H, G, D, pairs;
+    double scale;
+} Heads;
+
+// What a token's head is to a text: turned, and with the columns that carry what its identity reads. W == D: turned only.
+static __attribute__((noinline)) void widen_head(const float *from, float *to, int64_t g, int is_query, const float *cosines,
+                                                 const float *sines, const Text *t, const Heads *a) {
+    int64_t D = a->D, R = t->R, W = t->W, pairs = a->pairs;
+    for (int64_t i = 0; i < pairs; i++) {
+        float u = from[i], v = from[i + pairs];
+        to[i] = u * cosines[i] - v * sines[i];
+        to[i + pairs] = v * cosines[i] + u * sines[i];
+    }
+    for (int64_t i = 2 * pairs; i < D; i++) to[i] = from[i];
+    if (W == D) return;
+    for (int64_t i = D; i < W; i++) to[i] = 0;
+    double square = 0, own = 0;
+    for (int64_t i = 0; i < D; i++) square += (double)from[i] * from[i];
+    double length = sqrt(square), unit = 1 / (length < 1e-12 ? 1e-12 : length);
+    for (int64_t r = 0; r < R; r++) {
+        const float *direction = t->left + (g * R + r) * D;
+        double near = 0;
+        for (int64_t i = 0; i < D; i++) near += (double)direction[i] * from[i];
+        near *= unit;
+        own -= near * near * t->signs[r];
+        to[D + r] = (float)(is_query ? near * t->signs[r] * 2 / a->scale : near);
+    }
+    if (!is_query && t->bias)
+        for (int64_t i = 0; i < D; i++) own += (double)t->bias[g * D + i] * from[i];
+    to[D + R] = (float)(is_query ? 1 / a->scale : own);
+}
+
+// Scores become weights in place; gives 1 / their sum. What is not a number, or overflows, makes all of it NaN.
+static float softened(float *s, int64_t count, float scale) {
+    const float lowest = -INFINITY;
+    __m256 top = _mm256_set1_ps(lowest), by = _mm256_set1_ps(scale), total = _mm256_setzero_ps();
+    for (int64_t j = 0; j < count; j += 8) {
+        __m256i mask = mask8(count - j);
+        __m256 v = _mm256_mul_ps(_mm256_maskload_ps(s + j, mask), by);
+        _mm256_maskstore_ps(s + j, mask, v);
+        top = _mm256_max_ps(_mm256_blendv_ps(_mm256_set1_ps(lowest), v, _mm256_castsi256_ps(mask)), top);
+    }
+    float tops[8], most = lowest;
+    _mm256_storeu_ps(tops, top);
+    for (int i = 0; i < 8; i++) most = tops[i] > most ? tops[i] : most;
+    for (int64_t j = 0; j < count; j += 8) {
+        __m256i mask = mask8(count - j);
+        __m256 p = exp8(_mm256_sub_ps(_mm256_maskload_ps(s + j, mask), _mm256_set1_ps(most)));
+        p = _mm256_and_ps(p, _mm256_castsi256_ps(mask));
+        _mm256_maskstore_ps(s + j, mask, p);
+        total = _mm256_add_ps(total, p);
+    }
+    return 1.0f / sum8(total);
+}
+
+// Sums of values under weights, for few queries and 8 * vectors columns, from the first key to the last of each.
+INLINE void mix_tile(const int rows, const int vectors, const float *const *p, const int64_t *from, const int64_t *to, const float *v,
+                     int64_t W, int64_t columns, const float *shares, float *const *y) {
+    __m256 sums[4][3];
+    __m256i mask = mask8(columns - 8 * (vectors - 1));
+    int64_t low = from[0], high = to[0];
+    for (int r = 0; r < rows; r++) {
+        low = from[r] > low ? from[r] : low;
+        high = to[r] < high ? to[r] : high;
+        for (int c = 0; c < vectors; c++) sums[r][c] = _mm256_setzero_ps();
+    }
+#define ADD(r, j) \
+    for (int c = 0; c < vectors; c++) { \
+        const float *at = v + (j) * W + 8 * c; \
+        __m256 u = c + 1 < vectors ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, mask); \
+        sums[r][c] = _mm256_fmadd_ps(_mm256_set1_ps(p[r][j]), u, sums[r][c]); \
+    }
+    if (high < low) high = low;
+    for (int r = 0; r < rows; r++)
+        for (int64_t j = from[r]; j < (low < to[r] ? low : to[r]); j++) ADD(r, j)
+    for (int64_t j = low; j < high; j++) {
+        __m256 u[3];
+        for (int c = 0; c < vectors; c++)
+            u[c] = c + 1 < vectors ? _mm256_loadu_ps(v + j * W + 8 * c) : _mm256_maskload_ps(v + j * W + 8 * c, mask);
+        for (int r = 0; r < rows; r++) {
+            __m256 weight = _mm256_set1_ps(p[r][j]);
+            for (int c = 0; c < vectors; c++) sums[r][c] = _mm256_fmadd_ps(weight, u[c], sums[r][c]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int64_t j = high > from[r] ? high : from[r]; j < to[r]; j++) ADD(r, j)
+#undef ADD
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < vectors; c++) {
+            __m256 out = _mm256_mul_ps(sums[r][c], _mm256_set1_ps(shares[r]));
+            if (c + 1 < vectors)
+                _mm256_storeu_ps(y[r] + 8 * c, out);
+            else
+                _mm256_maskstore_ps(y[r] + 8 * c, mask, out);
+        }
+}
+
+static void mix(int64_t rows, const float *const *p, const int64_t *from, const int64_t *to, const float *v, int64_t W, int64_t D,
+                const float *shares, float *const *y) {
+    for (int64_t d = 0; d < D; d += 24) {
+        int64_t columns = D - d < 24 ? D - d : 24;
+        float *there[4] = {0};
+        for (int64_t r = 0; r < rows; r++) there[r] = y[r] + d;
+        switch (rows * 4 + (columns + 7) / 8) {
+#define CASE(r, c) \
+    case r * 4 + c: mix_tile(r, c, p, from, to, v + d, W, columns, shares, there); break;
+            CASE(1, 1) CASE(1, 2) CASE(1, 3) CASE(2, 1) CASE(2, 2) CASE(2, 3)
+            CASE(3, 1) CASE(3, 2) CASE(3, 3) CASE(4, 1) CASE(4, 2) CASE(4, 3)
+#undef CASE
+        }
+    }
+}
+
+// At most four queries (rows of q, W apart) against the keys of one head; query n is of the text's token at[n].
+static void meet_four(const Text *t, const Heads *a, int64_t g, const float *q, int64_t rows, const int64_t *at, float *scores,
+                      int64_t room, float *const *y) {
+    int64_t from[4], to[4], low = INT64_MAX, high = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        // The first tokens of a text meet no slot: the very first is the sink that it is without them.
+        from[r] = t->length - t->lead + at[r] < t->head ? t->lead : 0;
+        to[r] = t->length + at[r] + 1;
+        low = from[r] < low ? from[r] : low;
+        high = to[r] > high ? to[r] : high;
+    }
+    const float *k = t->k + g * t->capacity * t->W, *v = t->v + g * t->capacity * t->W;
+    float *p[4], shares[4], some[16];
+    for (int64_t r = 0; r < rows; r++) p[r] = scores + r * room;
+    for (int64_t j = low; j < high; j += 3) {
+        int64_t count = high - j < 3 ? high - j : 3;
+        tiles_f32(count, rows, 0, k + j * t->W, t->W, q, t->W, t->W, some, 4);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < count; c++) p[r][j + c] = some[c * 4 + r];
+    }
+    for (int64_t r = 0; r < rows; r++) shares[r] = softened(p[r] + from[r], to[r] - from[r], (float)a->scale);
+    mix(rows, (const float *const *)p, from, to, v, t->W, a->D, shares, y);
+}
+
+#define SOME 16 /* tokens of a text that a thread takes at a time */
+
+// qkv (tokens, stride): H queries, G keys and G values of width D each, not turned. Keys and values go where each text keeps them,
+// and y (tokens, H * D) gets what every head makes of its text. 0, or 1: no memory.
+int meet(const float *qkv, const float *cosines, const float *sines, const Text *texts, float *y, int64_t count, int64_t stride,
+         int64_t H, int64_t G, int64_t D, int64_t pairs, double scale, int threads) {
+    Heads a = {stride, H, G, D, pairs, scale};
+    int64_t wide = 0, longest = 0, jobs = 0, work = 0, each = H / G;
+    for (int64_t n = 0; n < count; n++) {
+        const Text *t = texts + n;
+        wide = t->W > wide ? t->W : wide;
+        longest = t->length + t->tokens > longest ? t->length + t->tokens : longest;
+        jobs += (t->tokens + SOME - 1) / SOME * G;
+        work += t->tokens * (t->length + t->tokens) * H * t->W;
+    }
+    for (int64_t n = 0; n < count; n++) {
+        const Text *t = texts + n;
+        for (int64_t i = 0; i < t->tokens; i++) {
+            const float *from = qkv + (t->first + i) * stride, *c = cosines + (t->first + i) * pairs;
+            const float *s = sines + (t->first + i) * pairs;
+            for (int64_t g = 0; g < G; g++) {
+                int64_t place = (g * t->capacity + t->length + i) * t->W;
+                widen_head(from + (H + g) * D, t->k + place, g, 0, c, s, t, &a);
+                memcpy(t->v + place, from + (H + G + g) * D, D * sizeof(float));
+                memset(t->v + place + D, 0, (t->W - D) * sizeof(float));
+            }
+        }
+    }
+    int failed = 0;
+    // Threads that wait for each other cost more than little work takes.
+#pragma omp parallel num_threads(work < 1 << 21 ? 1 : threads)
+    {
+        float *scores = malloc(4 * longest * sizeof(float)), *q = malloc(SOME * each * wide * sizeof(float));
+        if (!scores || !q) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t job = 0; job < jobs; job++) {
+            int64_t n = 0, rest = job, some;
+            while (rest >= (some = (texts[n].tokens + SOME - 1) / SOME * G)) rest -= some, n++;
+            const Text *t = texts + n;
+            int64_t g = rest % G, start = rest / G * SOME, stop = t->tokens - start < SOME ? t->tokens : start + SOME;
+            if (!scores || !q) continue;
+            for (int64_t i = start; i < stop; i++)
+                for (int64_t h = 0; h < each; h++)
+                    widen_head(qkv + (t->first + i) * stride + (g * each + h) * D, q + ((i - start) * each + h) * t->W, g, 1,
+                               cosines + (t->first + i) * pairs, sines + (t->first + i) * pairs, t, &a);
+            for (int64_t m = 0; m < (stop - start) * each; m += 4) {
+                int64_t rows = (stop - start) * each - m < 4 ? (stop - start) * each - m : 4, at[4];
+                float *to[4];
+                for (int64_t r = 0; r < rows; r++) {
+                    at[r] = start + (m + r) / each;
+                    to[r] = y + (t->first + at[r]) * H * D + (g * each + (m + r) % each) * D;
+                }
+                meet_four(t, &a, g, q + m * t->W, rows, at, scores, longest, to);
+            }
+        }
+        free(scores);
+        free(q);
+    }
+    return failed;
+}
