@@ -386,9 +386,9 @@ class Scene:
             k, v = (torch.full((G, lead + len(self.before[i]) + len(self.new[i]), width), math.nan) for _ in range(2))
             if row is not None and row.slots is not None:
                 k[:, :lead], v[:, :lead] = row.slots[0][0], row.slots[1][0]
-            more = (
-                {} if row is None else {"left": row.left, "signs": row.signs, "bias": row.bias, "lead": lead, "head": row.head}
-            )
+            more = dict[str, Any]()
+            if row is not None:
+                more.update(left=row.left, signs=row.signs, bias=row.bias, lead=lead, head=row.head)
             made.append((k, v, row, native.text(k, v, (G, D), **more)))
         return made
 
