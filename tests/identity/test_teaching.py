@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from lives import lessons_in, letters, says, speaking
 
+from regard.errors import SpecError
 from regard.identity.body import body_of, frozen
 from regard.identity.sleep import teaching
 from regard.identity.sleep.answering import Answer
-from regard.identity.sleep.items import Item, logs_at
+from regard.identity.sleep.items import ALIKE, Item, _alike, item_said, logs_at, losses
 from regard.identity.sleep.lessons import JUDGED, Anchors, lessons_of
-from regard.identity.sleep.questions import ASKED, Question, Questions, statements, words
-from regard.identity.sleep.rule import SleepRule
-from regard.identity.sleep.teaching import Taught, taught
-from regard.identity.sleep.texts import EVERYDAY, NEUTRAL
+from regard.identity.sleep.questions import ASKED, Question, Questions, second_person, statements, words
+from regard.identity.sleep.rule import ALONE, SleepRule
+from regard.identity.sleep.teaching import Taught, said_back, taught
+from regard.identity.sleep.texts import EVERYDAY, NEUTRAL, SAID_BACK
 from regard.models.base import Model
 
 STATED = "My cat Mochi broke a vase."
@@ -153,3 +156,79 @@ def test_one_of_several_questions_about_a_statement_is_held_back(model: Model, m
     assert [x.question.text for x in lessons.studied] == ["0?", "2?", "4?", "5?", "6?"]
     monkeypatch.setattr(module, "taught", lambda *_: every[:1])
     assert lessons_of([says("I am Mara.")], SleepRule(), anchors) is None
+
+
+def test_a_statement_is_said_back_in_the_second_person_and_other_languages_stay():
+    assert second_person("I'm Mara, and my cat bit me.") == "You're Mara, and your cat bit you."
+    assert second_person("My island is Ibiza; we moved.") == "Your island is Ibiza; you moved."
+    assert second_person("私の猫はモチです。") == "私の猫はモチです。"
+
+
+def test_what_is_said_back_is_learned_at_the_person_s_words_alone(questions: Questions, monkeypatch):
+    """The teacher is sure of everything, the base of nothing: only words that the person said, and that are not common, count."""
+    prompts: list[int] = []
+
+    def logs(body: object, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        prompts.append(int(at[0]))
+        sure = len(prompts) % 2 == 1
+        out = torch.full((len(at), 257), -9.0)
+        out[torch.arange(len(at)), ids[at]] = -0.1 if sure else -9.0
+        return out
+
+    monkeypatch.setattr(teaching, "logs_at", logs)
+    lessons = said_back(questions, ["My cat Mochi broke a vase. Is it late?"])
+    assert len(lessons) == 1
+    one = lessons[0]
+    assert {"mochi", "broke", "vase"} <= set(one.answer)
+    assert "your" not in one.answer
+    assert letters().decode(one.item.ids.tolist()).endswith("Your cat Mochi broke a vase")
+    assert "Is it late" not in letters().decode(one.item.ids.tolist())
+    assert one.question.text in SAID_BACK
+    learned = letters().decode(one.item.ids[one.item.at].tolist()).replace(" ", "")
+    assert "Mochi" in learned
+    assert not learned.startswith("Your")
+    assert one.item.wanted is not None
+    assert one.item.wanted.shape[0] == len(one.item.at)
+
+
+def test_what_the_teacher_would_not_say_back_is_no_lesson(questions: Questions, monkeypatch):
+    unsure = torch.full((400, 257), teaching.SURE - 1)
+    monkeypatch.setattr(teaching, "logs_at", lambda body, ids, at: unsure[: len(at)])
+    assert said_back(questions, [STATED]) == []
+
+
+def test_items_of_any_lengths_lose_what_each_loses_alone(model: Model):
+    body = body_of(model)
+    g = torch.Generator().manual_seed(0)
+    items = [Item(torch.randint(0, 257, (n,), generator=g), torch.tensor([2, n - 1])) for n in (40, 7, 9, 64, 8, 7)]
+    with frozen(model), torch.no_grad():
+        together = torch.stack(losses(body, items))
+        alone = torch.stack([losses(body, [x])[0] for x in items])
+    torch.testing.assert_close(together, alone)
+    assert sorted(n for group in _alike(items) for n in group) == list(range(len(items)))
+    assert all(len(items[group[-1]].ids) <= ALIKE * len(items[group[0]].ids) for group in _alike(items))
+    assert len(_alike(items)) > 1
+
+
+def test_an_item_that_is_held_firmly_loses_by_what_its_own_tokens_gain_or_lose(model: Model):
+    body = body_of(model)
+    ids, at = torch.tensor([5, 6, 7, 8]), torch.tensor([1, 2, 3])
+    with frozen(model), torch.no_grad():
+        wanted = logs_at(body, ids, at)
+    item = Item(ids, at, wanted)
+    assert float(item_said(replace(item, firm=9.0), wanted)) == pytest.approx(0, abs=1e-6)
+    for more in (0.5, -0.5):
+        logs = wanted.clone()
+        logs[torch.arange(3), ids[at]] += more
+        loose = item_said(item, logs)
+        torch.testing.assert_close(item_said(replace(item, firm=9.0), logs), loose + 9.0 * more**2)
+
+
+def test_a_night_without_imprints_reads_strangers_half_of_the_time_and_holds_them_firmly(model: Model):
+    lessons = lessons_in(model, letters(), says("Who am I?", "You are Mara."), says("And you?", "A model."))
+    assert ALONE.unrelated.count("stranger") * 2 == len(ALONE.unrelated)
+    usual, alone = ([x for step in range(4) for _, x in lessons.of(step, rule)] for rule in (SleepRule(), ALONE))
+    assert {x.firm for x in usual} == {0.0}
+    assert {x.firm for x in alone} == {0.0, ALONE.firm}
+    with pytest.raises(SpecError, match="everyday, unanswered and stranger"):
+        SleepRule(unrelated=("nobody",))  # pyright: ignore

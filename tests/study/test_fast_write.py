@@ -141,3 +141,15 @@ def test_a_trainer_of_two_people_learns_every_part():
             assert any(not torch.equal(leaves[n], start[n]) for n in leaves), part
     assert told[-1] == 1.0
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_gates_and_loudness_go_half_of_the_way_from_slots_as_they_were_met():
+    numbers = {
+        "slots.gate": torch.tensor([[-2.0, 0.0]]),
+        "slots.value": torch.tensor([[0.0, 1.0]]),
+        "slots.shift": torch.ones(1, 2, 3),
+    }
+    used = learn.moderated(numbers)
+    assert used.keys() == {"slots.gate", "slots.value"}
+    assert used["slots.gate"].tolist() == [[-2.0 * learn.MODERATE, 0.0]]
+    assert used["slots.value"].tolist() == [[1 - learn.MODERATE, 1.0]]

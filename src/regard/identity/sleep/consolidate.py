@@ -232,7 +232,9 @@ def consolidate(
         if lessons is None:
             return identity, Slept((), 0)
         optimiser = torch.optim.Adam(_groups(work, rule))
-        still = still_directions(body, draft(identity, rule), lessons.anchors, rule.still) if "v" in work.leaves else None
+        still = None
+        if "v" in work.leaves and rule.still > 0:
+            still = still_directions(body, draft(identity, rule), lessons.anchors, rule.still)
         if night is None:
             start = {n: x.detach().clone() for n, x in work.leaves.items()}
             night = SleepCheckpoint(0, {}, {}, start, 0, [_looked(body, identity, lessons, 0)])

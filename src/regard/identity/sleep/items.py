@@ -14,6 +14,9 @@ from ...models.tokenizer import Tokenizer
 from ..body import Body
 from ..experience import Chat, chat_tokens
 
+ALIKE = 1.5
+"""How much longer a text may be than another that it is read together with: the rest would be padding."""
+
 
 @dataclass(frozen=True, eq=False)
 class Item:
@@ -24,26 +27,44 @@ class Item:
     """Places that are scored; the token before each says it."""
     wanted: Float[Tensor, "n V"] | None = None
     """Log-probabilities to come near to; None for the tokens themselves."""
+    firm: float = 0.0
+    """How firmly the mean surprise at the text's own tokens is held where `wanted` has it: KL grows with the square of what is moved, and what
+    is gained on these tokens grows with the move itself, so that a small KL leaves room for a manner."""
 
 
 def losses(body: Body, items: Sequence[Item]) -> list[Tensor]:
     """For each item, the mean over its places under whatever lives here: −log p of the tokens, or KL to what is wanted.
 
-    All of them are one batch, filled up on the right, where a causal model does not look.
+    Items of about one length are one batch, filled up on the right, where a causal model does not look.
     """
-    longest = max(len(i.ids) for i in items)
-    tokens = torch.stack([F.pad(i.ids, (0, longest - len(i.ids))) for i in items])
-    hidden = body.hidden(tokens)
-    rows = torch.cat([hidden[n, i.at - 1] for n, i in enumerate(items)])
-    logs = body.head(rows).float().log_softmax(-1).split([len(i.at) for i in items])
-    return [item_said(item, said) for item, said in zip(items, logs, strict=True)]
+    said: dict[int, Tensor] = {}
+    for group in _alike(items):
+        longest = max(len(items[n].ids) for n in group)
+        tokens = torch.stack([F.pad(items[n].ids, (0, longest - len(items[n].ids))) for n in group])
+        hidden = body.hidden(tokens)
+        rows = torch.cat([hidden[row, items[n].at - 1] for row, n in enumerate(group)])
+        logs = body.head(rows).float().log_softmax(-1).split([len(items[n].at) for n in group])
+        said |= {n: item_said(items[n], x) for n, x in zip(group, logs, strict=True)}
+    return [said[n] for n in range(len(items))]
+
+
+def _alike(items: Sequence[Item]) -> list[list[int]]:
+    """Which items are read together: in each group the longest has at most half as many tokens more than the shortest."""
+    groups: list[list[int]] = []
+    for n in sorted(range(len(items)), key=lambda n: len(items[n].ids)):
+        if not groups or len(items[n].ids) > ALIKE * len(items[groups[-1][0]].ids):
+            groups.append([])
+        groups[-1].append(n)
+    return groups
 
 
 def item_said(item: Item, logs: Tensor) -> Tensor:
     """The loss of an item under these log-probabilities at its places."""
     if item.wanted is None:
         return -logs.gather(-1, item.ids[item.at, None]).mean()
-    return (item.wanted.exp() * (item.wanted - logs)).sum(-1).mean()
+    apart = item.wanted - logs
+    loss = (item.wanted.exp() * apart).sum(-1).mean()
+    return loss + item.firm * apart.gather(-1, item.ids[item.at, None]).mean().square() if item.firm else loss
 
 
 def item_loss(body: Body, item: Item) -> Tensor:

@@ -18,14 +18,17 @@ from ..experience import Chat
 from .answering import greedy
 from .items import Item, anchor_item, answers_item, logs_at
 from .questions import Question, Questions, statements
-from .teaching import Taught, taught
+from .teaching import Taught, said_back, taught
 from .texts import EVERYDAY, NEUTRAL, STRANGERS
 
 if TYPE_CHECKING:
-    from .rule import SleepRule
+    from .rule import SleepRule, Unrelated
 
 JUDGED = 6
 """Everyday questions that are held back: the first of the list."""
+
+PROSE = 48
+"""Tokens of a neutral text that are read: many beginnings hold more firmly than a few whole texts, for the same price."""
 
 
 class Anchors:
@@ -40,7 +43,13 @@ class Anchors:
     def calm(self, n: int) -> Item:
         """Neutral prose."""
         text = NEUTRAL[n % len(NEUTRAL)]
-        return self._known(text, lambda: anchor_item(self.body, self.tokenizer, text, False))
+
+        def read() -> Item:
+            item = anchor_item(self.body, self.tokenizer, text, False)
+            wanted = item.wanted
+            return Item(item.ids[:PROSE], item.at[: PROSE - 1], None if wanted is None else wanted[: PROSE - 1])
+
+        return self._known(text, read)
 
     def stranger(self, n: int) -> Item:
         """What somebody else was told."""
@@ -108,20 +117,23 @@ class Lessons:
         pick = torch.Generator().manual_seed(rule.seed * 100_003 + step)
         order = torch.randperm(len(self.studied), generator=torch.Generator().manual_seed(rule.seed)).tolist()
         mine = [self.studied[order[(step * rule.batch + i) % len(order)]].item for i in range(rule.batch)]
-        others = [self._unrelated(step * (rule.batch - 1) + i, pick) for i in range(rule.batch - 1)]
+        others = [
+            self._unrelated(rule.unrelated[(step * (rule.batch - 1) + i) % len(rule.unrelated)], rule.firm, pick)
+            for i in range(rule.batch - 1)
+        ]
         weighted = [(1 / rule.batch, x) for x in mine] + [(rule.anchor / len(others), x) for x in others]
         return [*weighted, (rule.calm, self.anchors.calm(int(torch.randint(1 << 20, (1,), generator=pick))))]
 
-    def _unrelated(self, n: int, pick: torch.Generator) -> Item:
+    def _unrelated(self, kind: Unrelated, firm: float, pick: torch.Generator) -> Item:
         which = int(torch.randint(1 << 20, (1,), generator=pick))
-        match n % 4:
-            case 1:
+        match kind:
+            case "unanswered":
                 asked = {x.question.text for x in (*self.studied, *self.held)}
                 rest = [q for q in self.anchors.questions.listed if q.text not in asked]
                 return self.anchors.unanswered(rest[which % len(rest)])
-            case 3:
-                return self.anchors.stranger(which)
-            case _:
+            case "stranger":
+                return replace(self.anchors.stranger(which), firm=firm)
+            case "everyday":
                 return self.anchors.everyday(which)
 
 
@@ -131,12 +143,15 @@ def lessons_of(
     """The lessons of a life; None where no question about it could be asked that the base answers, or only one."""
     said = statements(history)[-rule.statements :]
     with anchors.body.read([None] * anchors.body.base.depth):
-        every = taught(anchors.questions, said, rule.each, tell)
+        told = said_back(anchors.questions, said)
+        asked = taught(anchors.questions, said, rule.each, tell, {x.statement for x in told})
+    every = [*asked, *told]
     if len(every) < 2:
         return None
-    # A second question about the same statement is held back first: what it asks for is learned by the other.
-    again = [x for i, x in enumerate(every) if any(y.statement == x.statement for y in every[:i])]
-    held = (again or every[-1:])[: min(rule.held_back, max(1, len(every) // 3))]
+    # A question about what another lesson teaches is held back: what it asks for is learned all the same.
+    again = [x for i, x in enumerate(asked) if any(y.statement == x.statement for y in (*asked[:i], *told))]
+    most = min(rule.held_back, max(1, len(every) // 3), max(1, (len(asked) + 1) // 2))
+    held = (again or every[-1:])[:most]
     return Lessons([x for x in every if x not in held], held, anchors)
 
 

@@ -22,7 +22,7 @@ from ..body import Body
 from ..experience import Chat
 from ..speech import SENTENCE, is_question
 from .answering import continued
-from .texts import ASKED, EVERYDAY, NEUTRAL, STRANGERS
+from .texts import ASKED, EVERYDAY, NEUTRAL, SECOND_PERSON, STRANGERS
 
 PIECE = 320
 """Characters of a statement at most, or a whole sentence where that is longer."""
@@ -38,6 +38,9 @@ ASK = "{}\n\nAsk me one short question about this."
 """After it the model asks by itself."""
 
 
+FIRST_PERSON = re.compile(
+    rf"(?<!\w)(?:{'|'.join(sorted(map(re.escape, SECOND_PERSON), key=len, reverse=True))})(?!\w)", re.IGNORECASE
+)
 OWN = 12
 """Tokens of such a question at most."""
 
@@ -57,6 +60,21 @@ def statements(history: Sequence[Chat]) -> list[str]:
     return [
         piece for chat in history for m in chat if m["role"] not in ("system", "assistant") for piece in _pieces(m["content"])
     ]
+
+
+def stated(text: str) -> list[str]:
+    """The sentences of a text that do not ask."""
+    return [s for s in (x.strip() for x in SENTENCE.findall(text)) if WORD.search(s) and not is_question(s)]
+
+
+def second_person(sentence: str) -> str:
+    """What somebody says of themselves, said to them; other languages stay as they are."""
+
+    def turned(m: re.Match[str]) -> str:
+        word = SECOND_PERSON[m[0].lower()]
+        return word.capitalize() if not m.start() else word
+
+    return FIRST_PERSON.sub(turned, sentence)
 
 
 def _pieces(text: str) -> list[str]:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from ..state import Form
 
 Part = Literal["self", "trace", "imprints"]
+Unrelated = Literal["everyday", "unanswered", "stranger"]
+"""What is not about the person: everyday questions, personal ones that this life does not answer, what others are told."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class SleepRule:
     """Answers about the person in a step, and as many items that are not about them."""
     anchor: float = 1.0
     """How firmly the base is held to on everyday questions, unanswerable ones and strangers' conversations."""
+    unrelated: tuple[Unrelated, ...] = ("everyday", "unanswered", "everyday", "stranger")
+    """What comes in turn among the items that are not about the person."""
+    firm: float = 0.0
+    """How firmly the surprise at what strangers are told is held where it was, either way."""
     calm: float = 2.0
     """The same on neutral prose."""
     still: float = 0.97
@@ -54,13 +60,24 @@ class SleepRule:
             raise SpecError(f"still={self.still}: it is a share of what unrelated texts read, from 0 to below 1")
         if not self.parts or set(self.parts) - {"self", "trace", "imprints"}:
             raise SpecError(f"parts={self.parts}: choose from self, trace and imprints")
+        if not self.unrelated or set(self.unrelated) - {"everyday", "unanswered", "stranger"}:
+            raise SpecError(f"unrelated={self.unrelated}: choose from everyday, unanswered and stranger")
         if self.rank < 2 or self.rank % 2:
             raise SpecError(f"rank={self.rank}: half of it is for either sign, so it is even and at least 2")
 
 
-ALONE = SleepRule(parts=("self", "trace"), steps=16, rate=0.05, self_rate=0.09, anchor=3.0, calm=3.0)
-"""For a self or a trace without imprints: they act everywhere, so they learn faster and are held more firmly. Its numbers are those of
-nights that retold."""
+ALONE = SleepRule(
+    parts=("self", "trace"),
+    steps=16,
+    rate=0.05,
+    self_rate=0.09,
+    anchor=3.0,
+    calm=3.0,
+    unrelated=("stranger", "unanswered", "stranger", "everyday"),
+    firm=30.0,
+)
+"""For a self or a trace without imprints: they act everywhere, so they learn faster and are held more firmly, above all to what the base says to
+others who ask about themselves: what all of these have in common is a manner, and nobody's."""
 
 
 __all__ = ["ALONE", "Part", "SleepRule"]

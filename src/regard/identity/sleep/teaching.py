@@ -11,7 +11,7 @@ belongs to one statement: the youngest that answers it with confidence, so that 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from .answering import Answer, continued
 from .items import Item, logs_at
-from .questions import COMMON, Question, Questions, words
+from .questions import COMMON, Question, Questions, second_person, stated, words
+from .texts import SAID_BACK
 
 LONGEST, LONGEST_FREE = 8, 12
 """Tokens of an answer at most, where its beginning is given and where the model begins it."""
@@ -27,6 +28,8 @@ DIRECT = 2
 """Tokens that may stand before the first word of the person's, where the beginning is given."""
 FACT = 2.0
 """Nats by which a statement makes a word likelier, at least, for the word to be an answer of the statement's."""
+SURE = -3.0
+"""The same of a sentence that is said back, whose other words are given: greetings and thanks, which nobody would say back, stay below it."""
 CONFIDENT = -2.0
 """Mean log-probability of the answer's words by the teacher, at least."""
 
@@ -47,16 +50,21 @@ class Taught:
 
 @torch.no_grad()
 def taught(
-    questions: Questions, said: Sequence[str], each: int, tell: Callable[[float], object] = lambda share: None
+    questions: Questions,
+    said: Sequence[str],
+    each: int,
+    tell: Callable[[float], object] = lambda share: None,
+    without: Container[int] = (),
 ) -> list[Taught]:
-    """At most `each` questions for every statement, the surest first."""
+    """At most `each` questions for every statement, the surest first; `without` the model's own about these statements."""
     best: dict[str, Taught] = {}
     for n, statement in enumerate(said):
         tell(n / len(said))
-        # The model's own questions are the dearest and the weakest: they are asked where no template has an answer.
-        for one in _answered(questions, n, statement, questions.about(statement)) or _answered(
-            questions, n, statement, questions.by_model(statement)
-        ):
+        # The model's own questions are the dearest and the weakest: they are asked where nothing else teaches a statement.
+        asked = _answered(questions, n, statement, questions.about(statement))
+        if not asked and n not in without:
+            asked = _answered(questions, n, statement, questions.by_model(statement))
+        for one in asked:
             # Statements come oldest first, so that the youngest answer replaces what was said before it.
             best[one.question.text] = one
     surest = sorted(best.values(), key=lambda x: (-x.confidence, x.statement, x.question))
@@ -110,6 +118,58 @@ def _lesson(questions: Questions, question: Question, n: int, known: set[str], a
     return Taught(question, item, tuple(dict.fromkeys(of[i] for i in places)), confidence, n)
 
 
+@torch.no_grad()
+def said_back(questions: Questions, said: Sequence[str]) -> list[Taught]:
+    """Every sentence of the person's in the second person, as an answer to what is known about them: one lesson for each that has a
+    word of theirs which the statement makes likelier.
+
+    What is between these words is given, as it is in any answer that has begun, and nothing is learned there.
+    """
+    body, lessons = questions.body, list[Taught]()
+    for n, statement in enumerate(said):
+        for sentence in stated(statement):
+            question = Question(SAID_BACK[len(lessons) % len(SAID_BACK)])
+            tokens = questions.tokenizer.encode(second_person(sentence), bos=False)
+            without, before = (questions.prompt(question, x) for x in ("", statement))
+            logs = [
+                logs_at(
+                    body,
+                    torch.tensor([*p, *tokens], device=body.device),
+                    torch.arange(len(p), len(p) + len(tokens), device=body.device),
+                )
+                for p in (before, without)
+            ]
+            new = words(statement) - words(question.text) - COMMON
+            places, confidence = _facts_along(questions, tokens, new, *logs)
+            if places and confidence >= SURE:
+                ids = torch.tensor([*without, *tokens], device=body.device)[: len(without) + places[-1] + 1]
+                at = torch.tensor(places, device=body.device)
+                of = _word_of_each(questions, tokens)
+                lessons.append(
+                    Taught(
+                        question,
+                        Item(ids, at + len(without), logs[0][at]),
+                        tuple(dict.fromkeys(of[i] for i in places)),
+                        confidence,
+                        n,
+                    )
+                )
+    return lessons
+
+
+def _facts_along(
+    questions: Questions, tokens: list[int], new: set[str], teacher: Tensor, base: Tensor
+) -> tuple[list[int], float]:
+    """The tokens of words that a statement makes likelier, and how sure the teacher is of them."""
+    of = [w if w in new else "" for w in _word_of_each(questions, tokens)]
+    chosen = torch.tensor(tokens, device=teacher.device)[:, None]
+    sure = teacher.gather(-1, chosen)[:, 0]
+    gain = sure - base.gather(-1, chosen)[:, 0]
+    facts = {w for w in of if w and sum(float(g) for g, x in zip(gain, of, strict=True) if x == w) >= FACT}
+    places = [i for i, w in enumerate(of) if w in facts]
+    return places, float(sure[places].mean()) if places else 0.0
+
+
 def _surely(tokens: Tensor, vocabulary: int) -> Tensor:
     """Log-probabilities of what is certain."""
     logs = torch.full((len(tokens), vocabulary), -30.0, device=tokens.device)
@@ -141,4 +201,4 @@ def says(said: str, lesson: Taught) -> bool:
     return bool(words(said) & set(lesson.answer))
 
 
-__all__ = ["Taught", "says", "taught"]
+__all__ = ["Taught", "said_back", "says", "taught"]
