@@ -1,4 +1,4 @@
-"""The demo: two people and one model on the first page; the attention operator, measured, on the second; tables on the screen."""
+"""The demo: a few people and one model on the first page; the attention operator, measured, on the second; tables on the screen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from demo.scene import EIGHT, Scene, look, scene
 from demo.screen import Screen
 from demo.speed import Timing
 from demo.style import DARK, LIGHT, Draw, save
-from demo.two_figures import draw_controls, draw_selves, draw_spectra
+from demo.two_figures import draw_controls, draw_crowd, draw_selves, draw_spectra
 from regard import __version__
 from regard.attention.allow import Causal
 from regard.attention.operator import explain
@@ -45,13 +45,15 @@ def build(folder: Path, screen: Screen) -> Path:
 
 
 def build_identities(folder: Path, screen: Screen) -> Path | None:
-    """The page of two people; None where the model cannot be had."""
+    """The page of a few people; None where the model cannot be had."""
     start = time.perf_counter()
     found = two.measure(screen)
     if found is None:
         # A page of an earlier run would pass for one of this run.
         (folder / IDENTITIES).unlink(missing_ok=True)
         return None
+    screen.table("All of them", two_page.score_head(), two_page.score_rows(found))
+    screen.say(two_page.scored(found))
     for asked in found.asked:
         screen.say(f"\n“{asked.prompt}”\n" + "\n".join(f"  {x.who}: {x.text}" for x in asked.answers))
     head = two_page.control_head(found)
@@ -63,6 +65,7 @@ def build_identities(folder: Path, screen: Screen) -> Path | None:
             Path(pictures),
             screen,
             [
+                ("crowd", lambda f, t: draw_crowd(f, t, found), (11, 4.2)),
                 ("controls", lambda f, t: draw_controls(f, t, found), (11, 3.8)),
                 ("selves", lambda f, t: draw_selves(f, t, found), (11, 3.8)),
                 ("spectra", lambda f, t: draw_spectra(f, t, found), (11, 4)),

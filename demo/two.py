@@ -1,7 +1,7 @@
-"""Two people, one model: what each of them told it becomes an identity, and what it then says to the same words is compared.
+"""A few people, one model: what each of them told it becomes an identity. All of them are scored; two, chosen by seed, are shown.
 
-    found = measure(screen)                # opens SmolLM2, about two minutes on two cores
-    found.people[0].selves, found.asked[0].answers, found.people[1].losses["own"]
+    found = measure(screen)                # opens SmolLM2, about three minutes on two cores
+    found.crowd[0].right["own"], found.people[0].selves, found.asked[0].answers, found.people[1].losses["own"]
 
 Everything here comes back as plain numbers, so that the page can be drawn and tested without a model.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from random import Random
 
 import torch
 from torch import Tensor
 
-from demo.pair import MARA, PROMPTS, TOM, Someone
 from demo.screen import Screen
 from regard.errors import CheckpointError
 from regard.identity.body import Body, body_of, frozen
@@ -33,10 +33,17 @@ from regard.models.base import Model
 from regard.models.continuation import Continuation
 from regard.models.tokenizer import Tokenizer
 from regard.study.people.lab import rotated, shuffled
+from regard.study.people.natural import NaturalPerson, NaturalQuestion, natural
 
 FORM: Form = "self_token"
 RULE = Rule(share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form=FORM))
 SLEEP = SleepRule(parts=("self", "trace", "imprints"), look_every=4)
+POOL = "test"
+"""Of the people: one that nothing was chosen on."""
+CROWD, SEED = 6, 0
+"""How many are scored, and what two of them are drawn by."""
+SCORED, SHOWN = 3, 2
+"""Questions of each, in the score and on the page."""
 LENGTH = 24
 SEEDS = 3
 """Of every random control, whose mean is shown."""
@@ -51,6 +58,29 @@ CONTROLS = {
     "random": "random, same spectrum",
     "context": "no identity, all of the history in context",
 }
+
+
+WHOSE = {
+    "own": "own identity",
+    "other": "another person's identity",
+    "nobody": "the model alone",
+    "context": "no identity, the whole history in context",
+}
+"""Who answers, in the score."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One person of the crowd, before any night."""
+
+    name: str
+    questions: int
+    right: dict[str, int]
+    """Questions whose greedy answer has what the person told, by the names of `WHOSE`."""
+    losses: dict[str, float]
+    """Nats per token of the assistant's words in their next conversation."""
+    chosen: bool = False
+    """Whether the rest of the page is about them."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +135,15 @@ class Answer:
 class Asked:
     prompt: str
     answers: tuple[Answer, ...]
+    whose: str
+    """Who asks."""
+    accepted: tuple[str, ...]
+    """What would be right: what they told."""
 
 
 @dataclass(frozen=True)
 class Two:
+    crowd: tuple[Score, ...]
     people: tuple[Portrait, Portrait]
     asked: tuple[Asked, ...]
     paths: tuple[tuple[tuple[float, float], ...], ...]
@@ -119,7 +154,7 @@ class Two:
     self_cosine: float
 
 
-def measure(screen: Screen, people: tuple[Someone, Someone] = (MARA, TOM), prompts: Sequence[str] = PROMPTS) -> Two | None:
+def measure(screen: Screen) -> Two | None:
     """None, and a word on the screen, where the model cannot be had."""
     from regard.models import downloads as hub
 
@@ -128,7 +163,7 @@ def measure(screen: Screen, people: tuple[Someone, Someone] = (MARA, TOM), promp
             hub.get("smollm2")
             model, tokenizer = hub.open_model("smollm2")
             tick()
-        return Study(model, tokenizer).of(people, prompts, screen)
+        return Study(model, tokenizer).of(natural(CROWD, 0, POOL, short=True), screen)
     except (CheckpointError, ImportError) as error:
         screen.say(f"{MISSING} ({error})")
         return None
@@ -141,41 +176,82 @@ class Study:
         self.model, self.tokenizer, self.rule, self.sleep = model, tokenizer, rule, sleep
         self.body: Body = body_of(model)
 
-    def of(self, people: tuple[Someone, Someone], prompts: Sequence[str], screen: Screen) -> Two:
-        lives: list[list[Identity]] = []
+    def of(self, crowd: Sequence[NaturalPerson], screen: Screen, seed: int = SEED) -> Two:
+        with screen.steps(f"{len(crowd)} people: what they told, written once", len(crowd)) as tick, frozen(self.model):
+            fast = [self.lived(who, tick) for who in crowd]
+        chosen = sorted(Random(seed).sample(range(len(crowd)), 2))
+        with screen.steps("all of them, scored", len(crowd)) as tick, frozen(self.model):
+            scores = tuple(
+                self.score(who, fast[n][-1], fast[(n + 1) % len(crowd)][-1], n in chosen, tick) for n, who in enumerate(crowd)
+            )
+        people, lives = [crowd[n] for n in chosen], [fast[n] for n in chosen]
         nights: list[tuple[tuple[int, float], ...]] = []
-        for who in people:
-            with screen.steps(f"{who.name}: three conversations, then sleep", len(who.history) + self.sleep.steps) as tick:
-                life, night = self.live(who, tick)
-            lives.append(life)
+        for n, who in enumerate(people):
+            with screen.steps(f"{who.name}, chosen by seed, sleeps", self.sleep.steps) as tick:
+                woken, night = self.night(who, lives[n][-1], tick)
+            lives[n] = [*lives[n], woken]
             nights.append(night)
-        with screen.steps("the same words to both", len(prompts)) as tick, frozen(self.model):
-            asked = tuple(self.ask(p, people, [life[-1] for life in lives], tick) for p in prompts)
+        with screen.steps("the same words to both", SHOWN * len(people)) as tick, frozen(self.model):
+            asked = tuple(
+                self.ask(q, who, people, [life[-1] for life in lives], tick)
+                for n, who in enumerate(people)
+                for q in _some(who, SHOWN, seed + n)
+            )
         with screen.steps("controls", len(people) * len(CONTROLS)) as tick, frozen(self.model):
-            found = [self.controls(who, lives[n], lives[1 - n][-1], tick) for n, who in enumerate(people)]
+            losses_ = [self.controls(who, lives[n], lives[1 - n][-1], tick) for n, who in enumerate(people)]
         portraits = [
-            self.portrait(who, life, night, loss) for who, life, night, loss in zip(people, lives, nights, found, strict=True)
+            self.portrait(who, life, night, loss) for who, life, night, loss in zip(people, lives, nights, losses_, strict=True)
         ]
         paths, shown = plane([torch.stack([_self(i) for i in life]) for life in lives])
         traces = [life[-1].trace for life in lives]
         alike = cosine(*traces) if traces[0] is not None and traces[1] is not None else 0.0  # pyright: ignore
         near = float(torch.cosine_similarity(_self(lives[0][-1]), _self(lives[1][-1]), dim=0))
-        return Two((portraits[0], portraits[1]), asked, paths, shown, alike, near)
+        return Two(scores, (portraits[0], portraits[1]), asked, paths, shown, alike, near)
 
-    def live(self, who: Someone, tick: Callable[[], None]) -> tuple[list[Identity], tuple[tuple[int, float], ...]]:
-        """The identity before, after every conversation, and after a night over all of them."""
+    def lived(self, who: NaturalPerson, tick: Callable[[], None]) -> list[Identity]:
+        """The identity before, and after every conversation."""
         life = [Identity.new(self.body.base)]
         for n, chat in enumerate(who.history):
-            life.append(imprint(life[-1], observe(self.model, chat, self.tokenizer, source=f"conversation {n + 1}"), self.rule))
-            tick()
-        woken, slept = consolidate(self.model, life[-1], who.history, self.tokenizer, self.sleep, on_step=lambda night: tick())
+            seen = observe(self.model, [dict(m) for m in chat], self.tokenizer, source=f"conversation {n + 1}")
+            life.append(imprint(life[-1], seen, self.rule))
+        tick()
+        return life
+
+    def score(self, who: NaturalPerson, own: Identity, other: Identity, chosen: bool, tick: Callable[[], None]) -> Score:
+        """A few questions of theirs, by seed, and their next conversation: under their identity, another's, none, and the history."""
+        past = [dict(m) for chat in who.history for m in chat]
+        item, whole = (answers_item(self.body, self.tokenizer, x) for x in (who.next, [*past, *who.next]))
+        states = {"own": own, "other": other, "nobody": None}
+        nats = {name: self.loss(state, item) for name, state in states.items()}
+        nats["context"] = self.loss(None, replace(whole, at=whole.at[-len(item.at) :]))
+        right = dict.fromkeys(WHOSE, 0)
+        asked = _some(who, SCORED, 0)
+        for q in asked:
+            for name in WHOSE:
+                ids = self.asking(past if name == "context" else [], q.text)
+                right[name] += q.right(self.tokenizer.decode(self.greedy(states.get(name), ids)))
+        tick()
+        return Score(who.name, len(asked), right, nats, chosen)
+
+    def night(
+        self, who: NaturalPerson, last: Identity, tick: Callable[[], None]
+    ) -> tuple[Identity, tuple[tuple[int, float], ...]]:
+        """The identity after a night over all that was said, and KL on what was held back as it went."""
+        woken, slept = consolidate(self.model, last, who.history, self.tokenizer, self.sleep, on_step=lambda night: tick())
         if slept.interrupted:
             raise KeyboardInterrupt
         looks = ((x.step, x.loss) for x in slept.looks[1:] if x.step <= slept.best_step)
-        return [*life, woken], ((0, slept.before), *looks)
+        return woken, ((0, slept.before), *looks)
 
-    def ask(self, prompt: str, people: Sequence[Someone], who: Sequence[Identity], tick: Callable[[], None]) -> Asked:
-        ids = self.asking([], prompt)
+    def ask(
+        self,
+        question: NaturalQuestion,
+        whose: NaturalPerson,
+        people: Sequence[NaturalPerson],
+        who: Sequence[Identity],
+        tick: Callable[[], None],
+    ) -> Asked:
+        ids = self.asking([], question.text)
         living_ones: list[Identity | None] = [None, *who]
         said = [self.greedy(i, ids) for i in living_ones]
         answers = [Answer("nobody", self.pieces(said[0], ids), cut=len(said[0]) == LENGTH)]
@@ -188,11 +264,11 @@ class Study:
             )
         for person in people:
             past = [dict(m) for chat in person.history for m in chat]
-            whole = self.asking(past, prompt)
+            whole = self.asking(past, question.text)
             line = self.greedy(None, whole)
             answers.append(Answer(f"{person.name}, history in context", self.pieces(line, whole), cut=len(line) == LENGTH))
         tick()
-        return Asked(prompt, tuple(answers))
+        return Asked(question.text, tuple(answers), whose.name, question.answers)
 
     def asking(self, past: list[dict[str, str]], prompt: str) -> list[int]:
         return self.tokenizer.encode(self.tokenizer.chat([*past, {"role": "user", "content": prompt}]))
@@ -219,7 +295,7 @@ class Study:
         with living(self.model, who):
             return float(losses(self.body, [item])[0])
 
-    def controls(self, who: Someone, life: list[Identity], other: Identity, tick: Callable[[], None]) -> dict[str, float]:
+    def controls(self, who: NaturalPerson, life: list[Identity], other: Identity, tick: Callable[[], None]) -> dict[str, float]:
         item = answers_item(self.body, self.tokenizer, who.next)
         past = [dict(m) for chat in who.history for m in chat]
         whole = answers_item(self.body, self.tokenizer, [*past, *who.next])
@@ -241,7 +317,7 @@ class Study:
         return found
 
     def portrait(
-        self, who: Someone, life: list[Identity], night: tuple[tuple[int, float], ...], loss: dict[str, float]
+        self, who: NaturalPerson, life: list[Identity], night: tuple[tuple[int, float], ...], loss: dict[str, float]
     ) -> Portrait:
         last = life[-1]
         kept = last.imprints
@@ -258,6 +334,11 @@ class Study:
             night,
             last.nbytes,
         )
+
+
+def _some(who: NaturalPerson, count: int, seed: int) -> list[NaturalQuestion]:
+    """A few of a person's questions, drawn by seed."""
+    return Random(f"{who.name} {seed}").sample(who.questions, min(count, len(who.questions)))
 
 
 def kl_each(p: Tensor, q: Tensor) -> Tensor:
@@ -281,4 +362,4 @@ def plane(ways: Sequence[Tensor]) -> tuple[tuple[tuple[tuple[float, float], ...]
     return tuple(tuple((float(x), float(y)) for x, y in part) for part in split), shown
 
 
-__all__ = ["CONTROLS", "Answer", "Asked", "Portrait", "Two", "Word", "kl_each", "measure", "plane"]
+__all__ = ["CONTROLS", "WHOSE", "Answer", "Asked", "Portrait", "Score", "Two", "Word", "kl_each", "measure", "plane"]

@@ -1,4 +1,4 @@
-"""Figures of two people: where their selves went, what their traces look like, and what the controls say."""
+"""Figures of a few people: how all of them score; of two, where their selves went, what their traces look like, and what the controls say."""
 
 from __future__ import annotations
 
@@ -7,11 +7,47 @@ from typing import Any
 import torch
 
 from demo.style import COLOURS, SIGNED, Theme, bar, picture
-from demo.two import CONTROLS, Two
+from demo.two import CONTROLS, WHOSE, Two
 
 HUES = (COLOURS[0], COLOURS[4])
 SHAPES = ("o", "s")
 """Blue circles are the first person's, orange squares the second's: nobody has to tell colours apart."""
+
+
+def draw_crowd(figure: Any, theme: Theme, two: Two) -> None:
+    """Left: nats of everybody's next conversation. Right: questions answered, over all of them."""
+    left, right = figure.subplots(1, 2, width_ratios=[1.7, 1])
+    marks = {"own": ("o", HUES[0]), "other": ("s", HUES[1]), "nobody": ("|", theme.ink), "context": ("D", theme.soft)}
+    for y, person in enumerate(two.crowd):
+        x = person.losses
+        left.plot([x["nobody"], x["own"]], [y, y], color=HUES[0], linewidth=3, alpha=0.6, zorder=1)
+        for name, (shape, colour) in marks.items():
+            left.plot(x[name], y, shape, color=colour, markersize=11 if shape == "|" else 7, markeredgewidth=2 if shape == "|" else 1,
+                      linestyle="none", label=WHOSE[name] if y == 0 else None, zorder=2)  # fmt: skip
+    left.set_yticks(range(len(two.crowd)), [p.name + (" *" if p.chosen else "") for p in two.crowd])
+    left.set_ylim(len(two.crowd) - 0.4, -0.6)
+    left.margins(x=0.08)
+    left.set_xlabel("nats per token of the next conversation (less is better; *: shown below)")
+    left.set_title("Everybody's next conversation", fontweight="bold")
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
+    total = sum(p.questions for p in two.crowd)
+    for y, name in enumerate(WHOSE):
+        count = sum(p.right[name] for p in two.crowd)
+        right.barh(y, count, color=HUES[0] if name == "own" else theme.soft, height=0.6)
+        right.annotate(
+            f"{count} of {total}",
+            (count, y),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=theme.ink,
+        )
+    right.set_yticks(range(len(WHOSE)), ["own", "another's", "nobody", "history in\ncontext"])
+    right.set_ylim(len(WHOSE) - 0.4, -0.6)
+    right.set_xlim(0, max(1, total))
+    right.set_xlabel("questions answered")
+    right.set_title("Greedy answers", fontweight="bold")
 
 
 def draw_selves(figure: Any, theme: Theme, two: Two) -> None:
@@ -108,4 +144,4 @@ def draw_controls(figure: Any, theme: Theme, two: Two) -> None:
         ax.set_title(f"{person.name}'s next conversation", fontweight="bold")
 
 
-__all__ = ["HUES", "draw_controls", "draw_selves", "draw_spectra"]
+__all__ = ["HUES", "draw_controls", "draw_crowd", "draw_selves", "draw_spectra"]

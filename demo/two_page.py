@@ -1,37 +1,91 @@
-"""The first page of the demo: two people, one model, one prompt, and what the controls say."""
+"""The first page of the demo: the score of all people first, then two of them, chosen by seed, and what the controls say."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from demo.page import Markup, Picture, Section, Table, safe
-from demo.two import CONTROLS, SEEDS, Answer, Asked, Portrait, Two, Word
+from demo.two import CONTROLS, POOL, SCORED, SEEDS, WHOSE, Answer, Asked, Portrait, Two, Word
+from regard.study.people.natural import contains
 
-TITLE = "Two people, one model"
+TITLE = "A few people, one model"
 CLASSES = ("one", "two")
 HIGH = 6.0
 """Nats at which a bar under a token is full."""
 
 
 def lead(two: Two) -> str:
-    a, b = (p.name for p in two.people)
     size = max(p.nbytes for p in two.people) / 1000
     return (
-        f"{a} and {b} each had three short conversations with SmolLM2, a model of 135 million weights. What they said was written "
-        f"into an identity of {size:,.0f} kB each: imprints, a trace and a self, which bend the model's attention. Then the "
-        "conversations were taken away. No weight of the model has changed, and neither of them is in the prompts below. "
-        "Everything on this page was computed just now, on this machine."
+        f"{len(two.crowd)} made-up people each had three short conversations with SmolLM2, a model of 135 million weights; their listener "
+        f"never repeats what it is told. What they said was written into an identity of up to {size:,.0f} kB each. Then the "
+        "conversations were taken away. No weight of the model has changed, and what they told is in none of the prompts below. "
+        "Everything on this page was computed just now, on this machine; nobody was left out."
     )
+
+
+def scored(two: Two) -> str:
+    """The score over all people, in words."""
+    n = sum(p.questions for p in two.crowd)
+    right = {who: sum(p.right[who] for p in two.crowd) for who in WHOSE}
+    base, own, other, context = (
+        sum(p.losses[who] for p in two.crowd) / len(two.crowd) for who in ("nobody", "own", "other", "context")
+    )
+    share = f", {(base - own) / (base - context):.0%} of what the whole history in context gives" if base > context else ""
+    return (
+        f"Of {n} natural questions the own identities answered {right['own']}, another person's {right['other']}, the model alone "
+        f"{right['nobody']}, and the model with the whole history in its context {right['context']}. The surprise at the next "
+        f"conversation went from {base:.2f} to {own:.2f} nats per token{share}; with another person's identity it is {other:.2f}."
+    )
+
+
+def score_head() -> tuple[str, ...]:
+    return (
+        "person",
+        *(f"right: {who}" for who in WHOSE.values()),
+        *(f"nats: {who}" for who in ("own", "another's", "none", "context")),
+    )
+
+
+def score_rows(two: Two) -> list[tuple[str, ...]]:
+    return [
+        (
+            p.name + (" (shown below)" if p.chosen else ""),
+            *(f"{p.right[who]} of {p.questions}" for who in WHOSE),
+            *(f"{p.losses[who]:.2f}" for who in WHOSE),
+        )
+        for p in two.crowd
+    ]
+
+
+def score_alt(two: Two) -> str:
+    each = [f"{p.name}: " + ", ".join(f"{WHOSE[n]} {p.losses[n]:.2f}" for n in WHOSE) for p in two.crowd]
+    return "Nats per token of the next conversation, a line for each person. " + "; ".join(each) + "."
 
 
 def sections(two: Two) -> list[Section]:
     a, b = (p.name for p in two.people)
     return [
         Section(
-            "The same words, different answers",
-            f"Greedy answers in a fresh chat. The bar under each piece is KL({a} ‖ {b}) at that place, or the other way round: "
-            f"how far the other identity would have gone another way, in nats; a full bar is {HIGH:g} or more. A model this "
-            "small is often wrong, with the whole history before its eyes too: the fold below each row shows that.",
+            "All of them",
+            f"The pool “{POOL}” of people who talk as people do; nothing about identities was chosen on it. Each is asked {SCORED} natural questions, "
+            "drawn by seed, in a fresh chat; right is a greedy answer that has what they told. Before any night.",
+            [
+                Markup(f'<p class="verdict">{safe(scored(two))}</p>'),
+                Picture(
+                    "crowd",
+                    score_alt(two),
+                    "Each line is one person. The further left, the less surprised; the dotted end is the model alone.",
+                    (1650, 630),
+                ),
+                Table("The same numbers, person by person.", score_head(), score_rows(two), code=False),
+            ],
+        ),
+        Section(
+            "Two of them: the same words, different answers",
+            f"{a} and {b} were drawn by seed, and so were their questions; nobody looked at answers first. Both slept before they were asked. Greedy answers in a fresh "
+            f"chat. The bar under each piece is KL({a} ‖ {b}) at that place, or the other way round: how far the other identity would have gone another "
+            f"way, in nats; a full bar is {HIGH:g} or more. A model this small is often wrong, with the whole history before its eyes too: the fold below each row shows that.",
             [Markup(_asked(x)) for x in two.asked],
         ),
         Section(
@@ -94,9 +148,8 @@ def sections(two: Two) -> list[Section]:
         ),
         Section(
             "What this page does not show",
-            "Two people are an illustration, not evidence. Their words and the prompts were chosen by looking at answers: four "
-            "wordings were tried, and the first had answers that were plainly worse. How identities do on many people who were not "
-            "chosen, with intervals, and where they fail is in docs/identity.md.",
+            f"{len(two.crowd)} people and {sum(p.questions for p in two.crowd)} questions are few, and people who were made up are not people. How identities do with intervals, beside "
+            "retrieval, and where they fail is in docs/identity.md and docs/studies.md.",
             [],
         ),
     ]
@@ -184,24 +237,26 @@ def controls_alt(two: Two) -> str:
 
 def _asked(asked: Asked) -> str:
     base, one, two, *context = asked.answers
+    told = asked.accepted
     cards = [
-        _card("The model alone", "", base),
-        *(_card(f"Living as {x.who}", c, x, o) for x, c, o in ((one, "one", two), (two, "two", one))),
+        _card("The model alone", "", base, told=told),
+        *(_card(f"Living as {x.who}", c, x, o, told) for x, c, o in ((one, "one", two), (two, "two", one))),
     ]
     folded = "".join(f"<p><b>{safe(x.who)}:</b> {safe(x.text)}</p>" for x in context)
     numbers = "".join(f"<p><b>{safe(x.who)}:</b> {_numbers(x)}</p>" for x in (one, two))
     return (
-        f'<div class="ask"><h3>“{safe(asked.prompt)}”</h3><div class="side">{"".join(cards)}</div>'
+        f'<div class="ask"><h3>“{safe(asked.prompt)}”</h3><p class="soft">{safe(asked.whose)} asks, and had told: {safe(told[0])}.</p>'
+        f'<div class="side">{"".join(cards)}</div>'
         f"<details><summary>The same question with the history in context</summary>{folded}</details>"
         f"<details><summary>KL at each token, as numbers</summary>{numbers}</details></div>"
     )
 
 
-def _card(title: str, name: str, answer: Answer, other: Answer | None = None) -> str:
-    note = ""
+def _card(title: str, name: str, answer: Answer, other: Answer | None = None, told: Sequence[str] = ()) -> str:
+    note = "<p><b>✓ has it</b></p>" if any(contains(answer.text, x) for x in told) else ""
     if other is not None and answer.apart and answer.from_base is not None:
         mean = sum(answer.apart) / len(answer.apart)
-        note = (
+        note += (
             f'<p class="soft">KL per token: {mean:.2f} from {safe(other.who)}, {answer.from_base:.2f} from the model alone</p>'
         )
     said = _strip(answer) + "…" * answer.cut if answer.apart else safe(answer.text)
@@ -249,4 +304,15 @@ def _nights(two: Two) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     return head, [(p.name, *(f"{x:.2f}" for _, x in p.night)) for p in two.people]
 
 
-__all__ = ["TITLE", "control_head", "control_rows", "controls_alt", "lead", "sections", "verdict"]
+__all__ = [
+    "TITLE",
+    "control_head",
+    "control_rows",
+    "controls_alt",
+    "lead",
+    "score_head",
+    "score_rows",
+    "scored",
+    "sections",
+    "verdict",
+]

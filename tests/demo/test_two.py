@@ -1,4 +1,4 @@
-"""Two people in the demo: the page says what the numbers say, whichever way they came out, and needs no model to be drawn."""
+"""A few people in the demo: the page leads with the score of all of them, says what the numbers say, whichever way they came out, and needs no model to be drawn."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from demo import demo, two, two_page
 from demo.page import Picture, Section, render
-from demo.pair import MARA, PROMPTS, TOM
 from demo.screen import Screen
 from demo.style import DARK, LIGHT, Draw, save
-from demo.two import CONTROLS, Answer, Asked, Portrait, Two, Word
-from demo.two_figures import draw_controls, draw_selves, draw_spectra
+from demo.two import CONTROLS, WHOSE, Answer, Asked, Portrait, Score, Two, Word
+from demo.two_figures import draw_controls, draw_crowd, draw_selves, draw_spectra
 from regard.identity.why import kl
+from regard.study.people.natural import natural
 
 LOSSES = {"nobody": 3.5, "fast": 2.7, "own": 2.5, "other": 3.4, "swapped": 2.6, "shuffled": 3.6, "random": 5.0, "context": 1.5}
 
@@ -35,6 +35,13 @@ def portrait(name: str, **losses: float) -> Portrait:
     )
 
 
+CROWD = (
+    Score("Mara", 3, {"own": 2, "other": 0, "nobody": 0, "context": 1}, {"own": 2.7, "other": 3.6, "nobody": 3.5, "context": 1.5}, True),
+    Score("Tom", 3, {"own": 1, "other": 1, "nobody": 0, "context": 2}, {"own": 2.9, "other": 3.4, "nobody": 3.5, "context": 2.5}, True),
+    Score("Una", 2, {"own": 0, "other": 0, "nobody": 0, "context": 0}, {"own": 3.4, "other": 3.5, "nobody": 3.5, "context": 3.5}),
+)  # fmt: skip
+
+
 def fake(**losses: float) -> Two:
     answers = (
         Answer("nobody", ("I", " do", " not", " know")),
@@ -45,8 +52,9 @@ def fake(**losses: float) -> Two:
     )
     path = ((0.0, 0.0), (1.0, 0.5), (1.5, 0.2), (1.6, 0.1), (2.0, 0.4))
     return Two(
+        CROWD,
         (portrait("Mara", **losses), portrait("Tom")),
-        (Asked("What is my pet called?", answers),),
+        (Asked("What is my pet called?", answers, "Mara", ("Mochi", "Mochi the cat")),),
         (path, tuple((y, x) for x, y in path)),
         0.8,
         0.1,
@@ -65,12 +73,36 @@ def test_the_page_shows_both_answers_and_escapes_what_a_model_says() -> None:
     assert "<b>Mara" in text
     assert "<Mochi>" not in text
     assert "docs/identity.md" in text
-    assert "chosen by looking at answers" in text
-    assert "an illustration, not evidence" in text
+    assert "Mara asks, and had told: Mochi." in text
+    assert "nobody looked at answers first" in text
+    assert "nobody was left out" in text
+
+
+def test_the_page_leads_with_the_score_of_everybody_whichever_way_it_came_out() -> None:
+    first = two_page.sections(fake())[0]
+    assert first.title == "All of them"
+    said = two_page.scored(fake())
+    assert said.startswith("Of 8 natural questions the own identities answered 3, another person's 1, the model alone 0, and")
+    assert "its context 3." in said
+    assert "from 3.50 to 3.00 nats per token, 50% of what the whole history in context gives" in said
+    blind = tuple(replace(p, losses={**p.losses, "context": 9.0}) for p in CROWD)
+    assert "%" not in two_page.scored(replace(fake(), crowd=blind))
+    rows = two_page.score_rows(fake())
+    assert [r[0] for r in rows] == ["Mara (shown below)", "Tom (shown below)", "Una"]
+    assert all(len(r) == len(two_page.score_head()) == 1 + 2 * len(WHOSE) for r in rows)
+    assert all(f"{x:.2f}" in two_page.score_alt(fake()) for p in CROWD for x in p.losses.values())
+
+
+def test_an_answer_that_has_what_was_told_is_marked_and_no_other() -> None:
+    text = next(p.html for p in two_page.sections(fake())[1].parts if hasattr(p, "html"))  # pyright: ignore
+    mara, tom = text.split("Living as Mara")[1].split("Living as Tom")
+    assert "has it" in mara
+    assert "has it" not in tom
+    assert "has it" not in text.split("Living as Mara")[0]
 
 
 def test_tokens_of_one_word_stay_together_and_a_bar_is_never_more_than_full() -> None:
-    text = next(p.html for p in two_page.sections(fake())[0].parts if hasattr(p, "html"))  # pyright: ignore
+    text = next(p.html for p in two_page.sections(fake())[1].parts if hasattr(p, "html"))  # pyright: ignore
     words = re.findall(r'<span class="word">(.*?)</span></span>', text)
     assert any("Mo<" in w and "chi<" in w for w in words)
     heights = [float(x) for x in re.findall(r"--h:([\d.]+)", text)]
@@ -122,7 +154,7 @@ def test_every_control_has_a_row_and_stands_in_the_text_beside_the_picture() -> 
     assert all(f"{x:.2f}" in two_page.controls_alt(fake()) for x in LOSSES.values())
 
 
-@pytest.mark.parametrize("draw", [draw_controls, draw_selves, draw_spectra], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("draw", [draw_controls, draw_crowd, draw_selves, draw_spectra], ids=lambda d: d.__name__)
 def test_a_figure_is_drawn_in_both_themes_and_they_differ(draw: object, tmp_path: Path) -> None:
     def on(figure: object, theme: object) -> None:
         draw(figure, theme, fake())  # pyright: ignore
@@ -141,7 +173,7 @@ def test_the_demo_writes_one_file_that_holds_its_pictures(
     assert page is not None
     assert [p.name for p in tmp_path.iterdir()] == ["index.html"]
     text = page.read_text(encoding="utf-8")
-    assert text.count("data:image/png;base64,") == 6
+    assert text.count("data:image/png;base64,") == 8
     assert not re.search(r"https?://|<script|@import|url\(", text)
     assert all(re.findall(r'<img [^>]*alt="([^"]*)"', text))
     assert "Mara's own identity does best" in capsys.readouterr().out
@@ -175,31 +207,20 @@ def test_ways_in_a_plane_keep_their_lengths_and_begin_in_the_middle() -> None:
     assert two.plane([torch.zeros(3, 5), torch.zeros(3, 5)])[1] == 1
 
 
-def test_mara_and_tom_ask_the_same_and_never_name_what_they_ask_for() -> None:
-    def by(chat: object, role: str) -> list[str]:
-        return [m["content"] for m in chat if m["role"] == role]  # pyright: ignore
-
-    assert by(MARA.next, "user") == by(TOM.next, "user")
-    for who, values in ((MARA, "Mara Lisbon Mochi baker violin lentil"), (TOM, "Tom Oslo Biscuit nurse drums trout")):
-        told = " ".join(m["content"] for chat in who.history for m in chat)
-        asked = " ".join([*by(who.next, "user"), *PROMPTS])
-        answered = " ".join(by(who.next, "assistant"))
-        for value in values.split():
-            assert value in told
-            assert value in answered
-            assert value not in asked
-
-
 def test_two_lives_are_measured_from_the_first_word_to_the_page(tmp_path: Path) -> None:
     """The whole study on a tiny model that knows nothing: everything that the page shows is there."""
     from regard.identity.sleep.rule import SleepRule
     from tests.lives import letters, speaking
 
-    sleep = SleepRule(steps=2, look_every=1, batch=2)
-    found = two.Study(speaking(), letters(), sleep=sleep).of((MARA, TOM), PROMPTS[:1], Screen())
-    assert [p.name for p in found.people] == ["Mara", "Tom"]
+    sleep = SleepRule(steps=2, look_every=1, batch=2, statements=2)
+    crowd = natural(3, 0, "train", short=True)
+    found = two.Study(speaking(), letters(), sleep=sleep).of(crowd, Screen())
+    assert [p.name for p in found.crowd] == [p.name for p in crowd]
+    assert [p.name for p in found.people] == [p.name for p in found.crowd if p.chosen]
+    assert [x.whose for x in found.asked] == [p.name for p in found.people for _ in range(two.SHOWN)]
+    assert all(set(p.losses) == set(WHOSE) == set(p.right) for p in found.crowd)
     assert all(set(p.losses) == set(CONTROLS) for p in found.people)
-    assert all(len(path) == len(MARA.history) + 2 for path in found.paths)
+    assert all(len(path) == len(crowd[0].history) + 2 for path in found.paths)
     assert found.paths[0][0] == (0.0, 0.0)
     assert -1.0 <= found.self_cosine <= 1.0
     sections = two_page.sections(found)
