@@ -44,7 +44,7 @@ def model() -> Model:
 def anything_comes_to_mind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best that fits, without an encoder: what is at hand on this machine does not decide, nor how a random model coheres."""
     monkeypatch.setattr(recalling, "THRESHOLD", {True: -1e9, False: -1e9})
-    for where in ("regard.identity.read.finding", "regard.identity.read.recall", "regard.identity.write.episodes"):
+    for where in ("regard.identity.read.finding", "regard.identity.read.scores", "regard.identity.write.episodes"):
         monkeypatch.setattr(f"{where}.encoder_name", lambda: "")
 
 
@@ -393,7 +393,8 @@ def test_a_folder_whose_episodes_were_damaged_is_refused(model: Model, tmp_path:
         {"keys": Packed(torch.zeros(2, 4, dtype=torch.int8), torch.zeros(2, 1, dtype=torch.float16))},
         {"keys": Packed(torch.zeros(3, 4), torch.zeros(3, 1, dtype=torch.float16))},
         {"keys": Packed(torch.zeros(3, 4, dtype=torch.int8), torch.full((3, 1), float("nan"), dtype=torch.float16))},
-        {"meaning": Packed(torch.zeros(2, 4, dtype=torch.int8), torch.zeros(2, 1, dtype=torch.float16))},
+        {"meaning": Packed(torch.zeros(9, 4, dtype=torch.int8), torch.zeros(9, 1, dtype=torch.float16))},
+        {"meaning": Packed(torch.zeros(0, 4, dtype=torch.int8), torch.zeros(0, 1, dtype=torch.float16))},
         {"usual": torch.zeros(3)},
         {"usual": torch.full((4,), float("inf"))},
         {"role": "system"},

@@ -16,7 +16,7 @@ from regard.models.decode.sampling import Sampling
 from regard.models.llama import Llama
 from regard.study import long_lives, natural_recall
 from regard.study.frame.study import Record
-from regard.study.people.asking import Examiner, rank_of, said_in, write_history
+from regard.study.people.asking import Examiner, rank_of, said_in, write_episodes, write_history
 from regard.study.people.baselines import Lora, Turns, bm25
 from regard.study.people.lives_table import age_table, bootstrap, lives_table, longmemeval_table, natural_table, pooled
 from regard.study.people.longmemeval import ABSENT, longmemeval
@@ -181,3 +181,19 @@ def test_rows_of_longmemeval_are_counted_by_type_and_those_without_an_answer_by_
     assert "| user | episodes | 2 | 1.00 (0.00 to 2.00) | 1.00 | 0 |" in table
     assert "among the first 3: episodes 100 (100 to 100)%, MiniLM 0 (0 to 0)%" in table
     assert "Refused: 100 (100 to 100)% of 1 rows without an answer, 0 (0 to 0)% of those with one." in table
+
+
+def test_episodes_written_by_the_layers_they_are_found_by_are_those_of_the_whole_model():
+    model = speaking()
+    examiner = Examiner(model, letters())
+    history = (
+        ({"role": "user", "content": "My cat is called Mochi. It eats fish."}, {"role": "assistant", "content": "What else?"}),
+        ({"role": "user", "content": "The boat leaves at nine."},),
+    )
+    whole, quick = write_history(examiner, history, Rule(keep=None))[0], write_episodes(examiner, history)
+    assert quick.places == whole.places
+    assert [e.facts() for e in quick.identity.episodes] == [e.facts() for e in whole.identity.episodes]
+    for a, b in zip(quick.identity.episodes, whole.identity.episodes, strict=True):
+        assert torch.equal(a.tokens, b.tokens)
+        assert torch.allclose(a.keys.dense(), b.keys.dense(), atol=0.02)
+    assert quick.identity.life.tokens == whole.identity.life.tokens

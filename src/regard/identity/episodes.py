@@ -2,7 +2,7 @@
 
     identity.episodes[-1].tokens          what was said
     identity.episodes[-1].keys            one vector a token: the model's own keys of a few layers, centred, of length 1, as bytes
-    identity.episodes[-1].meaning         one vector for all of it, where a sentence encoder was at hand
+    identity.episodes[-1].meaning         one vector for all of it and one for each sentence, where a sentence encoder was at hand
 
 An episode is not read. A prompt brings one to mind (`read.recall`), and only then its keys and values are made again, by reading it.
 So a token costs the same whatever the length of the life, and a token of the life about 1.2 KB.
@@ -27,6 +27,7 @@ from .packed import Packed
 Role = Literal["user", "assistant"]
 ROLES: tuple[Role, ...] = ("user", "assistant")
 MOST_EPISODES = 1 << 20
+MOST_MEANINGS = 8
 TENSORS: tuple[str, ...] = ("tokens", "keys.codes", "keys.scale", "meaning.codes", "meaning.scale", "usual")
 
 
@@ -46,7 +47,7 @@ class Episode:
     usual: Float[Tensor, " 4"]
     """How near plain questions, which have nothing to do with anybody, come to it: mean and spread by keys, then by meaning."""
     meaning: Packed | None = None
-    """(1, E)"""
+    """(s, E): of all of it, then of its sentences where there are several; older ones have the first alone."""
     encoder: str = ""
     """What made `meaning`: vectors of two encoders are not compared."""
     asks: bool = False
@@ -61,7 +62,7 @@ class Episode:
 
     def facts(self) -> dict[str, Any]:
         """All that is no tensor, as JSON."""
-        return {
+        facts = {
             "count": len(self),
             "role": self.role,
             "source": self.source,
@@ -69,6 +70,9 @@ class Episode:
             "encoder": self.encoder,
             "asks": self.asks,
         }
+        # One meaning is not counted: episodes from before sentences had any keep their names by content.
+        meanings = 0 if self.meaning is None else len(self.meaning.codes)
+        return facts | ({"meanings": meanings} if meanings > 1 else {})
 
     def tensors(self) -> dict[str, Tensor]:
         packed = {"keys": self.keys} | ({} if self.meaning is None else {"meaning": self.meaning})
@@ -89,7 +93,7 @@ class Episode:
         """From what `facts` and `tensors` gave; whatever does not fit is refused before it is used."""
         given, t = dict(facts), dict(tensors)
         try:
-            count = given.pop("count")
+            count, meanings = given.pop("count"), given.pop("meanings", 1)
             meaning = Packed(t.pop("meaning.codes"), t.pop("meaning.scale")) if "meaning.codes" in t else None
             keys = Packed(t.pop("keys.codes"), t.pop("keys.scale"))
             episode = cls(t.pop("tokens"), keys, usual=t.pop("usual"), meaning=meaning, **given)
@@ -100,6 +104,8 @@ class Episode:
             raise CheckpointError(
                 f"an episode of {count!r:.40} tokens holds {len(episode)}, and {', '.join(t) or 'nothing'} more"
             )
+        if type(meanings) is not int or meanings != episode.facts().get("meanings", 1):
+            raise CheckpointError(f"an episode of {meanings!r:.40} meanings has others")
         return episode
 
 
@@ -108,11 +114,12 @@ def check_episode(e: Episode) -> None:
     n = e.tokens.shape[0] if e.tokens.ndim == 1 else -1
     if e.tokens.dtype != torch.int32 or n < 1 or bool((e.tokens < 0).any()):
         raise StateError(f"the tokens of an episode are int32 (n), at least one, not {tuple(e.tokens.shape)} {e.tokens.dtype}")
-    for name, packed, rows in (("keys", e.keys, n), ("meaning", e.meaning, 1)):
+    for name, packed in (("keys", e.keys), ("meaning", e.meaning)):
         if packed is None:
             continue
         shape = tuple(packed.codes.shape)
-        fits = len(shape) == 2 and shape[0] == rows and shape[1] > 0 and tuple(packed.scale.shape) == (rows, 1)
+        rows = n if name == "keys" else min(max(shape[:1], default=0), MOST_MEANINGS)
+        fits = len(shape) == 2 and shape[0] == rows > 0 and shape[1] > 0 and tuple(packed.scale.shape) == (rows, 1)
         if not fits or packed.codes.dtype != torch.int8 or packed.scale.dtype != torch.float16:
             raise StateError(f"the {name} of an episode of {n} tokens are {shape} {packed.codes.dtype}")
         if not bool(torch.isfinite(packed.scale).all()) or bool((packed.codes == -128).any()):
@@ -153,6 +160,8 @@ def taken_apart(facts: object, tensors: Mapping[str, Tensor]) -> tuple[Episode, 
             if name.startswith("meaning") and not fact.get("encoder"):
                 continue
             rows = fact["count"] if name == "tokens" or name.startswith("keys") else 1
+            if name.startswith("meaning"):
+                rows = _meanings(fact)
             if name not in tensors or at[name] + rows > (tensors[name].shape or (0,))[0]:
                 raise CheckpointError(f"{name} of the episodes ends before {fact!r:.80} does")
             part = tensors[name][at[name] : at[name] + rows]
@@ -163,6 +172,13 @@ def taken_apart(facts: object, tensors: Mapping[str, Tensor]) -> tuple[Episode, 
     if left:
         raise CheckpointError(f"{left[0]} of the episodes goes on after the last of them")
     return tuple(episodes)
+
+
+def _meanings(fact: Mapping[str, Any]) -> int:
+    count = fact.get("meanings", 1)
+    if type(count) is not int or not 1 <= count <= MOST_MEANINGS:
+        raise CheckpointError(f"an episode has 1 to {MOST_MEANINGS} meanings, and {count!r:.40} are named")
+    return count
 
 
 def _rows(name: str, x: Tensor) -> Tensor:

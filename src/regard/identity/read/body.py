@@ -96,6 +96,10 @@ class Body(ABC):
         """The keys of some layers; those above them need not be asked."""
         return torch.stack([h.k for h in self.heads(tokens)[layers.start : layers.stop]])
 
+    def keys_of_many(self, texts: Int[Tensor, "B N"], layers: range) -> Float[Tensor, "B l G N D"]:
+        """The same of several texts of one length; where a model can, they are read at once."""
+        return torch.stack([self.keys(tokens, layers) for tokens in texts])
+
     @abstractmethod
     def turned(self, layer: int, x: Float[Tensor, "... N D"]) -> Tensor:
         """Queries or keys at positions 0, 1, … as the layer's RoPE turns them."""
@@ -150,24 +154,32 @@ class OwnBody(Body):
     def watched(self, tokens: Tensor) -> tuple[Tensor, list[Heads]]:
         with self._watching(len(self.layers)) as seen:
             logits = self.logits(tokens[None])[0]
-        return logits, [Heads(*x) for x in zip(seen["q"], seen["k"], seen["v"], strict=True)]
+        return logits, self._heads(seen)
 
     def heads(self, tokens: Tensor) -> list[Heads]:
-        return self._heads(tokens, len(self.layers))
-
-    def keys(self, tokens: Tensor, layers: range) -> Tensor:
-        return torch.stack([h.k for h in self._heads(tokens, layers.stop)[layers.start :]])
-
-    def _heads(self, tokens: Tensor, count: int) -> list[Heads]:
-        """Of the first `count` layers, by walking no further than these."""
         self.expect_room(tokens.shape[0])
         model = self.causal
-        with self._watching(count) as seen:
-            walk(model.blocks[:count], model.start(tokens[None]), model.rule(), None, None, None)
-        return [Heads(*x) for x in zip(seen["q"], seen["k"], seen["v"], strict=True)]
+        with self._watching(len(self.layers)) as seen:
+            walk(model.blocks, model.start(tokens[None]), model.rule(), None, None, None)
+        return self._heads(seen)
+
+    @staticmethod
+    def _heads(seen: dict[str, list[Tensor]]) -> list[Heads]:
+        return [Heads(q[0], k[0], v[0]) for q, k, v in zip(seen["q"], seen["k"], seen["v"], strict=True)]
+
+    def keys(self, tokens: Tensor, layers: range) -> Tensor:
+        return self.keys_of_many(tokens[None], layers)[0]
+
+    def keys_of_many(self, texts: Tensor, layers: range) -> Tensor:
+        self.expect_room(texts.shape[1])
+        model = self.causal
+        with self._watching(layers.stop) as seen:
+            walk(model.blocks[: layers.stop], model.start(texts), model.rule(), None, None, None)
+        return torch.stack(seen["k"][layers.start :], 1)
 
     @contextmanager
     def _watching(self, count: int) -> Generator[dict[str, list[Tensor]]]:
+        """What the first layers project inside, for every text of a batch."""
         seen: dict[str, list[Tensor]] = {"q": [], "k": [], "v": []}
         with ExitStack() as hooks:
             for layer in self.layers[:count]:
@@ -195,7 +207,7 @@ def _catch(into: list[Tensor], heads: int) -> Callable[[nn.Module, Any, Tensor],
     def hook(module: nn.Module, given: Any, out: Tensor) -> None:
         # Hooks are on the model for all threads, and another's text is not what is watched.
         if get_ident() == watcher:
-            into.append(out[0].unflatten(-1, (heads, -1)).transpose(0, 1))
+            into.append(out.unflatten(-1, (heads, -1)).transpose(1, 2))
 
     return hook
 

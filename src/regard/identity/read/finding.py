@@ -2,9 +2,10 @@
 
     keys      one unit vector a token: keys of layers a fifth to two fifths up, all heads in a row, less their mean on plain text
     nearness  of a question to an episode: each token of the question takes its nearest in the episode; the mean of these cosines
-    meaning   one vector for all of it, by MiniLM if it is among the models here (`regard models get minilm`)
+    meaning   by MiniLM if it is among the models here (`regard models get minilm`): one vector for all of an episode, one for each sentence
+    about     whether a question is about the life of whoever asks it, by its keys and by its meaning (`about`)
 
-Plain questions, which anybody may ask anybody, say how near is usual: coherence is counted in spreads above it (`recall`).
+Plain questions, which anybody may ask anybody, say how near is usual.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from ...models import downloads
 from ...models.subwords import TokenizerError
 from ...models.tokenizer import Tokenizer
 from ..sleep.texts import NEUTRAL
+from ..speech import SENTENCE
+from .about import EVERYDAY, LIFE, About
 from .frame import Frame
 
 if TYPE_CHECKING:
@@ -34,6 +37,10 @@ FIRST, LAST = 0.2, 0.4
 WIDEST = 1200
 """Numbers that a token is found by at most: wide models use fewer layers."""
 ENCODER = "minilm"
+AT_ONCE = 16
+"""Texts that the encoder reads at once at most."""
+SENTENCES, WORDS = 7, 3
+"""Sentences of an episode that have a meaning of their own at most, and words of such a one at least."""
 PLAIN = (
     "What is the capital of France?", "How do I boil an egg?", "Can you write a short poem about the sea?",
     "What is seven times eight?", "Why is the sky blue?", "Tell me a joke.", "How far away is the moon?",
@@ -89,6 +96,30 @@ class Finder:
     def plain(self) -> tuple[list[Float[Tensor, "N W"]], Float[Tensor, "P E"] | None]:
         """The plain questions as keys and as meanings."""
         return [self.asked(ids) for q in PLAIN if (ids := self._ids(q))], meanings(PLAIN)
+
+    @cached_property
+    def about(self) -> About | None:
+        """What tells a question about somebody's life by its keys; None for a tokenizer without letters for them."""
+        lists = [[ids for q in some if (ids := self._ids(q))] for some in (LIFE, EVERYDAY)]
+        return About.fitted(*map(self._means, lists)) if all(lists) else None
+
+    def about_life(self, asked: Sequence[int]) -> float:
+        """How much a question sounds like one about the asker's own life, as this model reads it."""
+        return 0.0 if self.about is None else self.about(self._means([asked])[0])
+
+    def _means(self, texts: Sequence[Sequence[int]]) -> Float[Tensor, "n W"]:
+        """The mean of each text's keys, each read behind the first token that a text has."""
+        first = list(self.frame.head[:1]) or list(self.tokenizer.encode("", bos=None)[:1])
+        means = torch.empty(len(texts), len(self.mean))
+        for length in {len(ids) for ids in texts}:
+            rows = [n for n, ids in enumerate(texts) if len(ids) == length]
+            tokens = torch.tensor([[*first, *texts[n]] for n in rows], device=self.body.device)
+            with torch.no_grad(), self.body.read([None] * self.body.base.depth):
+                keys = self.body.keys_of_many(tokens, self.layers)
+            # Without such a token the first of the question is the sink, which is compared with nothing.
+            keys = keys.permute(0, 3, 1, 2, 4).flatten(2).float().cpu()[:, 1 if first or length > 1 else 0 :]
+            means[rows] = F.normalize(keys - self.mean, dim=-1).mean(1)
+        return means
 
     @cached_property
     def words(self) -> frozenset[int]:
@@ -154,11 +185,60 @@ def meanings(texts: Sequence[str]) -> Float[Tensor, "n E"] | None:
 
     with _READING:
         model, tokenizer = _encoder()
-    rows: list[Tensor] = []
-    for text in texts:
-        ids = tokenizer.encode(text, framed=True)[: int(model.context or 512)]  # pyright: ignore
-        rows.append(mean_pooled(model(torch.tensor([ids])).last)[0])
-    return torch.stack(rows)
+    ids = [tokenizer.encode(text, framed=True)[: int(model.context or 512)] for text in texts]  # pyright: ignore
+    rows: dict[int, Tensor] = {}
+    for length in sorted({len(x) for x in ids}):
+        # Texts of one length are read at once: nothing is padded, and each is what it would be alone.
+        every = [n for n, x in enumerate(ids) if len(x) == length]
+        for some in (every[at : at + AT_ONCE] for at in range(0, len(every), AT_ONCE)):
+            rows |= zip(some, mean_pooled(model(torch.tensor([ids[n] for n in some])).last), strict=True)
+    return torch.stack([rows[n] for n in range(len(texts))])
 
 
-__all__ = ["ENCODER", "PLAIN", "Finder", "encoder_name", "finder_of", "finding_layers", "meanings"]
+def meanings_within(texts: Sequence[str]) -> list[Float[Tensor, "s E"]] | None:
+    """The meaning of each text, and behind it those of its sentences where there are several; None where no encoder is at hand."""
+    parts = [[text, *_sentences(text)] for text in texts]
+    vectors = meanings([part for some in parts for part in some])
+    return None if vectors is None else list(vectors.split([len(some) for some in parts]))
+
+
+def _sentences(text: str) -> list[str]:
+    said = [m.group().strip() for m in SENTENCE.finditer(text)]
+    said = [sentence for sentence in said if len(sentence.split()) >= WORDS]
+    return said[:SENTENCES] if len(said) > 1 else []
+
+
+@dataclass(frozen=True, eq=False)
+class LifeMeanings:
+    """What the sentence encoder at hand makes of questions about somebody's life."""
+
+    about: About
+    mean: Float[Tensor, " E"]
+    """Of such questions: what all of them have in common says nothing of which episode is asked for."""
+
+
+def life_meanings() -> LifeMeanings | None:
+    """Made once for an encoder; None where none is at hand."""
+    return _life_meanings(encoder_name()) if encoder_name() else None
+
+
+@lru_cache(maxsize=1)
+def _life_meanings(encoder: str) -> LifeMeanings:
+    life, everyday = meanings(LIFE), meanings(EVERYDAY)
+    assert life is not None
+    assert everyday is not None
+    return LifeMeanings(About.fitted(life, everyday), life.mean(0))
+
+
+__all__ = [
+    "ENCODER",
+    "PLAIN",
+    "Finder",
+    "LifeMeanings",
+    "encoder_name",
+    "finder_of",
+    "finding_layers",
+    "life_meanings",
+    "meanings",
+    "meanings_within",
+]

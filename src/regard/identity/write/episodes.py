@@ -9,7 +9,7 @@ import torch
 from ..episodes import Episode, Role
 from ..experience import Experience
 from ..packed import Packed
-from ..read.finding import encoder_name, finder_of, meanings
+from ..read.finding import encoder_name, finder_of, meanings_within
 from ..speech import ASSISTANT, MARKUP
 
 LONGEST = 84
@@ -24,7 +24,7 @@ def episodes_of(e: Experience, born: int) -> list[Episode]:
     finder = finder_of(e.body, e.tokenizer)
     spans = _spans(e)
     texts = [e.tokenizer.decode(e.tokens[i:j].tolist()) for i, j, _ in spans]
-    vectors = meanings(texts)
+    vectors = meanings_within(texts)
     before = (e.content.long().cumsum(0) - e.content.long()).tolist()
     episodes: list[Episode] = []
     for n, (i, j, role) in enumerate(spans):
@@ -37,8 +37,8 @@ def episodes_of(e: Experience, born: int) -> list[Episode]:
                 role,
                 e.source,
                 born + int(before[i]),
-                finder.usual(keys, meaning),
-                None if meaning is None else Packed.of(meaning[None]),
+                finder.usual(keys, None if meaning is None else meaning[0]),
+                None if meaning is None else Packed.of(meaning),
                 "" if meaning is None else encoder_name(),
                 bool(e.speech.asks[e.speech.sentence[j - 1]]),
             )

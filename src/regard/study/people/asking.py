@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from ...identity.body import body_of
-from ...identity.experience import observe
+from ...identity.experience import Chat, Experience, observe, tokenised
 from ...identity.read.body import OwnBody
 from ...identity.read.finding import finder_of
-from ...identity.read.recall import recall, scored
+from ...identity.read.recall import recall
+from ...identity.read.scores import scored
 from ...identity.speaking import read_by
+from ...identity.speech import MARKUP, Speech
 from ...identity.state import Identity, Recollection
 from ...identity.store.replay import cut
 from ...identity.write.rule import Rule, imprint
@@ -37,6 +39,7 @@ from ...nn import bound
 from .generator import Conversation
 from .natural import Turn
 
+EPISODES = Rule(keep=None)
 GREEDY = Sampling(24, repetition_penalty=1.1)
 Message = Mapping[str, str]
 Caches = tuple[StaticCache, ...]
@@ -167,6 +170,35 @@ def write_history(examiner: Examiner, history: Sequence[Conversation], *rules: R
     return [Written(*pair) for pair in zip(identities, places, strict=True)]
 
 
+def write_episodes(examiner: Examiner, history: Sequence[Conversation]) -> Written:
+    """The same as `write_history` with episodes alone, by the layers that these are found by: a third of the work.
+
+    Neither shock nor imprints are known: what an identity reads before its first night is the same, what it is is not.
+    """
+    tokenizer, body = examiner.tokenizer, examiner.body
+    layers = finder_of(body, tokenizer).layers
+    identity, places = Identity.new(body.base), list[Turn]()
+    for c, conversation in enumerate(history):
+        before = len(identity.episodes)
+        for part in cut([dict(m) for m in conversation], tokenizer):
+            identity = imprint(identity, _glanced(body, layers, part, tokenizer, f"conversation {c}"), EPISODES)
+        texts = [tokenizer.decode(e.tokens.tolist()) for e in identity.episodes[before:]]
+        places += [(c, m) for m in said_in(texts, [m["content"] for m in conversation])]
+    return Written(identity, places)
+
+
+@torch.no_grad()
+def _glanced(body: OwnBody, layers: range, text: str | Chat, tokenizer: Tokenizer, source: str) -> Experience:
+    """An experience of which no more is known than episodes need."""
+    ids, roles = tokenised(text, tokenizer)
+    tokens, none = torch.tensor(ids), torch.zeros(len(ids))
+    with body.read([None] * body.base.depth):
+        keys = body.keys(tokens, layers)
+    k = torch.cat([keys.new_zeros(layers.start, *keys.shape[1:]), keys])
+    content, speech = torch.tensor(roles) != MARKUP, Speech.of(ids, roles, tokenizer)
+    return Experience(body.base, tokens, content, none, k, k, k, body, source=source, speech=speech, tokenizer=tokenizer)
+
+
 def said_in(pieces: Sequence[str], messages: Sequence[str]) -> list[int]:
     """In which message each piece was said; pieces and messages are in order, and a message is cut into one piece or more."""
     places: list[int] = []
@@ -180,4 +212,4 @@ def said_in(pieces: Sequence[str], messages: Sequence[str]) -> list[int]:
     return places
 
 
-__all__ = ["GREEDY", "Examiner", "Past", "Said", "Written", "rank_of", "said_in", "write_history"]
+__all__ = ["GREEDY", "Examiner", "Past", "Said", "Written", "rank_of", "said_in", "write_episodes", "write_history"]

@@ -1,0 +1,171 @@
+"""Whether a question is about the asker's life, and how the episodes of a life fit it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lives import letters, llama, nobody, says, speaking
+from torch import Tensor
+
+from regard.identity import Identity, Rule, imprint, observe
+from regard.identity.body import body_of
+from regard.identity.episodes import Episode
+from regard.identity.packed import Packed
+from regard.identity.read import finding, scores
+from regard.identity.read.about import EVERYDAY, LIFE, About
+from regard.identity.read.finding import LifeMeanings, finder_of, meanings_within
+from regard.identity.read.scores import scored
+from regard.models.base import Model
+from regard.study.people.natural_data import POOLS, phrasebook
+
+RULE = Rule(keep=None, episodes=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return speaking()
+
+
+def told(model: Model, *texts: str | list[dict[str, str]]) -> Identity:
+    me = nobody(model)
+    for text in texts:
+        me = imprint(me, observe(model, text, letters(), source="a test"), RULE)
+    return me
+
+
+@pytest.fixture
+def nobody_s_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder whose meaning of a text is which letters it has."""
+
+    def letters_of(texts: list[str]) -> Tensor:
+        rows = [[float(text.lower().count(chr(97 + n))) for n in range(26)] for text in texts]
+        return F.normalize(torch.tensor(rows) + 1e-3, dim=-1)
+
+    monkeypatch.setattr(finding, "encoder_name", lambda: "letters")
+    monkeypatch.setattr("regard.identity.write.episodes.encoder_name", lambda: "letters")
+    monkeypatch.setattr(scores, "encoder_name", lambda: "letters")
+    monkeypatch.setattr(finding, "meanings", letters_of)
+    monkeypatch.setattr(scores, "meanings", letters_of)
+    known = LifeMeanings(About.fitted(letters_of(list(LIFE)), letters_of(list(EVERYDAY))), letters_of(list(LIFE)).mean(0))
+    monkeypatch.setattr(scores, "life_meanings", lambda: known)
+
+
+# -- about ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_map_is_the_ridge_solution_of_its_definition() -> None:
+    g = torch.Generator().manual_seed(0)
+    life, everyday = torch.randn(7, 5, generator=g) + 1, torch.randn(11, 5, generator=g)
+    about = About.fitted(life, everyday)
+    middle = (life.mean(0) + everyday.mean(0)) / 2
+    rows = torch.cat([life, everyday]) - middle
+    s = rows.pow(2).sum(1).mean().sqrt()
+    wanted = torch.cat([torch.ones(7), -torch.ones(11)])
+    w = torch.linalg.solve((rows / s).mT @ (rows / s) + torch.eye(5), (rows / s).mT @ wanted)
+    x = torch.randn(5, generator=g)
+    assert about(x) == pytest.approx(float((x - middle) / s @ w), abs=1e-5)
+
+
+def test_a_question_between_both_lists_is_about_neither() -> None:
+    life, everyday = torch.eye(6)[:3], torch.eye(6)[3:]
+    about = About.fitted(life, everyday)
+    assert about((life.mean(0) + everyday.mean(0)) / 2) == pytest.approx(0, abs=1e-6)
+    assert about(life[0]) > 0 > about(everyday[0])
+
+
+def test_no_question_of_the_lists_is_one_that_people_are_judged_by() -> None:
+    ours = {q.lower() for q in (*LIFE, *EVERYDAY)}
+    assert len(ours) == len(LIFE) + len(EVERYDAY)
+    for pool in POOLS:
+        if pool in ("test", "final"):
+            book = phrasebook(pool)
+            asked = {q.lower() for s in book.subjects.values() for q in s.questions} | {q.lower() for q in book.never}
+            assert not ours & (asked | {q.lower() for q in book.everyday})
+
+
+def test_texts_of_one_length_read_at_once_have_the_keys_they_have_alone() -> None:
+    model = llama()
+    body, texts = body_of(model), torch.randint(0, 30, (5, 7), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        together = body.keys_of_many(texts, range(1, 2))
+        alone = torch.stack([torch.stack([h.k for h in body.heads(t)[1:2]]) for t in texts])
+        plain = super(type(body), body).keys_of_many(texts, range(1, 2))
+    assert together.shape == alone.shape
+    assert torch.allclose(together, alone, atol=1e-5)
+    assert torch.allclose(together, plain, atol=1e-5)
+
+
+def test_a_model_tells_the_lists_apart_that_it_was_fitted_on(model: Model) -> None:
+    finder = finder_of(body_of(model), letters())
+
+    def mean(some: tuple[str, ...]) -> float:
+        asked = [finder.tokenizer.encode(q, bos=False) for q in some[:12]]
+        return sum(map(finder.about_life, asked)) / len(asked)
+
+    assert mean(LIFE) > mean(EVERYDAY)
+
+
+# -- meanings ------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_episode_means_what_it_says_whole_and_sentence_by_sentence(nobody_s_encoder: None, model: Model) -> None:
+    texts = ["We moved to Lyon. The cat is called Mochi. Yes.", "Just one sentence here."]
+    rows = meanings_within(texts)
+    assert rows is not None
+    assert [len(r) for r in rows] == [3, 1]
+    assert torch.equal(rows[0][1], finding.meanings(["We moved to Lyon."])[0])  # pyright: ignore[reportOptionalSubscript]
+    me = told(model, *texts)
+    assert [len(e.meaning.codes) for e in me.episodes if e.meaning is not None] == [3, 1]
+    for e in me.episodes:
+        assert Episode.build(e.facts(), e.tensors()).digest == e.digest
+
+
+def test_episodes_with_one_meaning_from_before_are_found_beside_new_ones(nobody_s_encoder: None, model: Model) -> None:
+    me = told(model, "We moved to Lyon. The dog is Rex.", "My cat is called Mochi. It eats fish.")
+    old = me.episodes[0]
+    assert old.meaning is not None
+    old = replace(old, meaning=Packed(old.meaning.codes[:1], old.meaning.scale[:1]))
+    assert "meanings" not in old.facts(), "its name by content is what it was"
+    fits = scored(finder_of(body_of(model), letters()), [old, me.episodes[1]], letters().encode("Mochi cat?"), "Mochi cat?")
+    assert fits.has_meanings
+    assert int(fits.rank.argmax()) == 1
+
+
+# -- scores --------------------------------------------------------------------------------------------------------------------
+
+
+def fit(model: Model, me: Identity, question: str) -> scores.Scores:
+    return scored(finder_of(body_of(model), letters()), me.episodes, letters().encode(question), question)
+
+
+def test_the_sentence_that_fits_counts_beside_the_whole(nobody_s_encoder: None, model: Model) -> None:
+    me = told(model, "We moved to Lyon in May. Buzz buzz buzz buzz.", "We went on, and it was long.")
+    whole = replace(me, episodes=tuple(replace(e, meaning=Packed(e.meaning.codes[:1], e.meaning.scale[:1])) for e in me.episodes if e.meaning))  # fmt: skip
+    a, b = (fit(model, x, "moved to Lyon in May") for x in (me, whole))
+    assert float(a.coherence[0]) > float(b.coherence[0])
+
+
+def test_an_answer_means_what_it_does_with_its_question(nobody_s_encoder: None, model: Model) -> None:
+    me = told(model, says("Hello.", "Which fizzy juice?", "Mmm, ok.", "Fine."))
+    fits = fit(model, me, "fizzy juice")
+    assert fits.units[int(fits.rank.argmax())] == (1, 2)
+
+
+def test_what_ends_as_a_question_comes_later_but_may_come(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "encoder_name", lambda: "")
+    me = told(model, "I bought a red boat, is it dear?", "I bought a red boat, it is dear.")
+    fits = fit(model, me, "red boat")
+    assert fits.rank[1] > fits.rank[0]
+    assert fits.chosen(2, 128) == [0, 1]
+
+
+def test_coherence_of_what_was_told_does_not_fall_as_more_is_told(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "encoder_name", lambda: "")
+    me = told(model, "My cat is called Mochi.", *(f"Number {n} was on the bus." for n in range(4)))
+    later = told(model, "My cat is called Mochi.", *(f"Number {n} was on the bus." for n in range(40)))
+    few, many = (fit(model, x, "cat is called Mochi") for x in (me, later))
+    assert int(few.rank.argmax()) == int(many.rank.argmax()) == 0
+    assert float(many.coherence[0]) > float(few.coherence[0]) - 0.5
