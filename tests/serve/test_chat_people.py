@@ -14,6 +14,7 @@ from serving import GatedEngine, begin, chat, client, code, events, make_service
 
 from regard.identity.read import recall as recalling
 from regard.serve.choosing import split_model
+from regard.serve.engine import Engine
 from regard.serve.service import Service
 from regard.serve.settings import Settings
 
@@ -181,6 +182,32 @@ def test_a_key_that_may_only_read_is_answered_and_nothing_is_written(people: Ser
     asked = chat(people, "My cat is Mochi.", token, model="tiny:mara", remember=True)
     assert (asked.status_code, code(asked)) == (403, "insufficient_scope")
     assert turns(people, "mara") == []
+
+
+def test_both_engines_give_the_same_answers_and_write_the_same_turns(tmp_path: Path):
+    pair = tiny_model(tmp_path / "model")
+    said: list[list[Any]] = []
+    for kind, engine in (("plain", None), ("batch", Engine(*pair, rows=3))):
+        service = make_service(tmp_path / kind, engine=engine, pair=pair)
+        begin(service, "mara", "tom")
+
+        async def ask(service: Service) -> list[Any]:
+            async with client(service) as c:
+                bodies = [{"model": f"tiny:{who}", "messages": [{"role": "user", "content": f"{who} has {i} cats."}], "temperature": i, "seed": i, "logprobs": True, "max_tokens": 9}
+                          for who in ("mara", "tom") for i in range(2)]  # fmt: skip
+                answers = await asyncio.gather(*(c.post("/v1/chat/completions", json=b) for b in bodies))
+                return [a.json()["choices"] for a in answers]
+
+        said.append(asyncio.run(ask(service)))
+        assert [sorted(t[0]["content"] for t in turns(service, who)) for who in ("mara", "tom")] == [
+            [f"{who} has {i} cats." for i in range(2)] for who in ("mara", "tom")]  # fmt: skip
+        service.close()
+        service.store.close()
+    texts = [[c[0]["message"] for c in choices] for choices in said]
+    assert texts[0] == texts[1]
+    for a, b in zip(*said, strict=True):
+        rates = [[x["logprob"] for x in c[0]["logprobs"]["content"]] for c in (a, b)]
+        assert rates[0] == pytest.approx(rates[1], abs=1e-4)
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_embeddings_come_as_floats_or_base64_of_texts_or_ids(service: Service, m
 def test_without_an_encoder_embeddings_say_what_to_install(service: Service, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(downloads, "present", lambda name: False)
     answer = post(service, "/v1/embeddings", {"input": "a"})
-    assert (answer.status_code, code(answer)) == (501, "not_installed")
+    assert (answer.status_code, code(answer)) == (404, "encoder_not_installed")
     assert "regard models get minilm" in answer.text
 
 

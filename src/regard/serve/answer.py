@@ -205,4 +205,4 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-__all__ = ["Answer", "Fallen", "Finish", "closed", "pinged", "together", "unless_gone", "written"]
+__all__ = ["Answer", "Fallen", "Finish", "begin", "closed", "out_of_time", "pinged", "together", "unless_gone", "written"]

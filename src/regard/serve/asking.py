@@ -10,6 +10,7 @@ What the messages hold already is not brought to mind as well: it would count tw
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -29,7 +30,7 @@ from ..identity.store.records import checked_source, unique_source
 from ..identity.store.replay import content, imprint_event
 from ..models.decode.sampling import Sampling
 from ..models.tokenizer import Tokenizer
-from .answer import Finish
+from .answer import Finish, out_of_time
 from .choosing import Who, room_for
 from .contract import Job
 from .errors import ApiError, refuse
@@ -172,7 +173,13 @@ async def ask(service: Service, messages: Chat, who: Who | None, began: float) -
             None,
         )
         said = [m["content"] for i, m in enumerate(messages) if i != last]
-        await call_to_mind(asked, identity, None if last is None else messages[last]["content"], said)
+        about = None if last is None else messages[last]["content"]
+        # Others may be before it: whoever waits too long is told so, and what has not begun does not begin.
+        try:
+            async with asyncio.timeout(max(0.0, asked.deadline - time.monotonic())):
+                await call_to_mind(asked, identity, about, said)
+        except TimeoutError:
+            raise out_of_time(service.settings.deadline) from None
     return asked
 
 

@@ -31,7 +31,7 @@ router = APIRouter(tags=["openai"])
 async def chat_completions(body: ChatRequest, request: Request, service: Service = SERVICE, caller: Caller = READ) -> Response:
     """Answer a conversation, as the model itself or as an identity on it."""
     refuse_unsupported(body)
-    who = chosen(service, caller, body, request.headers)
+    who = await service.aside(lambda: chosen(service, caller, body, request.headers))
     if who is not None and who.remember and (body.n or 1) > 1:
         raise refuse("n", "one turn is remembered, and there would be several: remember=false, or n=1", "invalid_value")
     token = once_of(caller, who, request.headers)

@@ -39,7 +39,7 @@ async def completions(body: CompletionRequest, request: Request, service: Servic
         raise refuse("best_of", "each choice that is drawn is given; use n")
     if body.remember:
         raise refuse("remember", "a continuation is no turn of a conversation; POST /v1/chat/completions remembers")
-    who = chosen(service, caller, body, request.headers, remember=False)
+    who = await service.aside(lambda: chosen(service, caller, body, request.headers, remember=False))
     began: float = request.scope["regard.began"]
 
     async def work() -> Response:

@@ -32,8 +32,8 @@ async def embeddings(body: EmbeddingRequest, service: Service = SERVICE, caller:
     """A vector for each input; texts, or token ids of the encoder itself."""
     if not downloads.present(ENCODER):
         raise ApiError(
-            501, f"no sentence encoder is here; whoever runs this server gets one with: regard models get {ENCODER}",
-            code="not_installed",
+            404, f"no sentence encoder is here; whoever runs this server gets one with: regard models get {ENCODER}",
+            code="encoder_not_installed", param="model",
         )  # fmt: skip
     if body.model not in (None, ENCODER):
         raise ApiError(404, f"there is no embedding model {body.model!r:.80} here; there is {ENCODER}", code="model_not_found", param="model")  # fmt: skip

@@ -35,7 +35,7 @@ router = APIRouter(tags=["openai"])
 async def respond(body: ResponseRequest, request: Request, service: Service = SERVICE, caller: Caller = READ) -> Response:
     """Answer the input, after the conversation that an earlier response ended."""
     refuse_unsupported(body)
-    who = chosen(service, caller, body, request.headers)
+    who = await service.aside(lambda: chosen(service, caller, body, request.headers))
     messages, token = messages_of(service, body, caller), once_of(caller, who, request.headers)
     began: float = request.scope["regard.began"]
 
