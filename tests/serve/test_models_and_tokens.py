@@ -11,6 +11,7 @@ import torch
 from serving import begin, call, code, events, post, secret_key
 
 from regard.models import downloads
+from regard.serve.kept import Kept, Responses
 from regard.serve.routes import embeddings
 from regard.serve.service import Service
 
@@ -137,6 +138,22 @@ def test_responses_are_each_keys_own_and_the_oldest_leave_first(service: Service
     object.__setattr__(service.settings, "responses", 2)
     ids = [respond(service, {"input": "Hello"}, a).json()["id"] for _ in range(2)]
     assert [call(service, "GET", f"/v1/responses/{i}", a).status_code for i in (made["id"], *ids)] == [404, 200, 200]
+
+
+def test_what_somebody_answered_is_not_kept_once_they_are_let_go(service: Service):
+    begin(service, "mara", "tom")
+    hers, his, nobodys = (
+        respond(service, {"input": "Hello", "model": m}).json()["id"] for m in ("tiny:mara", "tiny:tom", "tiny")
+    )
+    service.let_go("mara")
+    assert [call(service, "GET", f"/v1/responses/{i}").status_code for i in (hers, his, nobodys)] == [404, 200, 200]
+
+
+def test_kept_responses_are_bounded_in_bytes_over_all_keys():
+    kept = Responses(most_bytes=20_000)
+    for i in range(10):
+        kept.keep(f"key-{i}", Kept([{"role": "user", "content": "x" * 100}], {"id": f"r{i}"}), most=5)
+    assert [kept.get(f"key-{i}", f"r{i}") is not None for i in range(10)] == [False] * 6 + [True] * 4
 
 
 def test_a_stream_of_a_response_ends_with_the_response_itself(service: Service):

@@ -151,6 +151,7 @@ class Service:
         with self._lock:
             self._held.pop(name, None)
         self.summaries.let_go()
+        self.responses.forget(name)
         self.engine.forget(self.version(name))
 
     def version(self, name: str | None = None, *parts: str) -> str:

@@ -165,8 +165,8 @@ class Responding:
         done = self._response("completed" if self.answer.ending == "stop" else "incomplete", self.answer)
         if self.body.store is not False:
             conversation: Chat = [*self.messages, {"role": "assistant", "content": self.answer.text}]
-            size = sum(len(m["content"]) for m in conversation)
-            self.service.responses.keep(self.caller.id, Kept(conversation, done, size), self.service.settings.responses)
+            name = None if self.asked.who is None else self.asked.who.name
+            self.service.responses.keep(self.caller.id, Kept(conversation, done, name), self.service.settings.responses)
         return done
 
     async def events(self) -> AsyncGenerator[str]:
