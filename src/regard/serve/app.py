@@ -19,7 +19,7 @@ with needs_extra("serve"):
     from fastapi.routing import APIRoute
     from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from .errors import ApiError, said
+from .errors import DOCUMENTED, ApiError, said
 from .guard import Guard
 from .routes import (
     attention,
@@ -67,7 +67,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="regard", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         # Served by a route of ours, which says who may read it.
-        openapi_url=None,
+        openapi_url=None, responses=DOCUMENTED,
     )  # fmt: skip
     app.state.service = service
     for router in ROUTERS:

@@ -93,6 +93,23 @@ class Said:
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+_NAMED = {"type": ["string", "null"]}
+_SHAPE = {
+    "type": "object", "required": ["error"], "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object", "required": ["message", "type", "param", "code"],
+            "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": _NAMED, "code": _NAMED},
+        },
+    },
+}  # fmt: skip
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    statuses: {"description": what, "content": {"application/json": {"schema": _SHAPE}}}
+    for statuses, what in (("4XX", "what the request asked for, or said, and does not get"), ("5XX", "what went wrong here"))
+}
+"""For the OpenAPI document: what any route may send instead of an answer."""
+
+
 def said(error: BaseException) -> Said:
     """What is sent of an error: of ours its own words, of any other none, for they may quote somebody."""
     if isinstance(error, ApiError):
@@ -147,4 +164,4 @@ def _unreachable(error: StoreError) -> bool:
     return any(isinstance(e, SQLAlchemyError | UnreachableError) for e in causes(error))
 
 
-__all__ = ["ApiError", "GoneError", "Said", "is_full", "no_identity", "refuse", "said", "where"]
+__all__ = ["DOCUMENTED", "ApiError", "GoneError", "Said", "is_full", "no_identity", "refuse", "said", "where"]

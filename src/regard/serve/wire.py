@@ -25,6 +25,13 @@ LOG = logging.getLogger("regard.serve")
 PING = 15.0
 """Seconds of silence after which a stream says that it still lives."""
 DONE = "data: [DONE]\n\n"
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "the answer; with `stream`, as events",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+"""For the OpenAPI document: that a route may answer with events."""
 
 
 class Words:
@@ -166,4 +173,4 @@ async def started(events: AsyncGenerator[str]) -> AsyncGenerator[str]:
     return rest()
 
 
-__all__ = ["DONE", "EventStream", "Words", "chat_logprobs", "event", "started", "text_logprobs", "usage_of"]
+__all__ = ["DONE", "STREAMED", "EventStream", "Words", "chat_logprobs", "event", "started", "text_logprobs", "usage_of"]

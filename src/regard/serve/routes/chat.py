@@ -22,12 +22,12 @@ from ..keys import Caller
 from ..models_listed import model_id
 from ..schema import ChatRequest
 from ..service import Service
-from ..wire import DONE, EventStream, Words, chat_logprobs, event, started, usage_of
+from ..wire import DONE, STREAMED, EventStream, Words, chat_logprobs, event, started, usage_of
 
 router = APIRouter(tags=["openai"])
 
 
-@router.post("/v1/chat/completions", response_model=None)
+@router.post("/v1/chat/completions", response_model=None, responses=STREAMED)
 async def chat_completions(body: ChatRequest, request: Request, service: Service = SERVICE, caller: Caller = READ) -> Response:
     """Answer a conversation, as the model itself or as an identity on it."""
     refuse_unsupported(body)

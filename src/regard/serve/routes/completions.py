@@ -23,14 +23,14 @@ from ..keys import Caller
 from ..models_listed import model_id
 from ..schema import CompletionRequest
 from ..service import Service
-from ..wire import DONE, EventStream, Words, event, started, text_logprobs, usage_of
+from ..wire import DONE, STREAMED, EventStream, Words, event, started, text_logprobs, usage_of
 
 router = APIRouter(tags=["openai"])
 USUAL = 16
 """Tokens that a completion has where the client names no number, as OpenAI's."""
 
 
-@router.post("/v1/completions", response_model=None)
+@router.post("/v1/completions", response_model=None, responses=STREAMED)
 async def completions(body: CompletionRequest, request: Request, service: Service = SERVICE, caller: Caller = READ) -> Response:
     """Continue texts or token ids."""
     if body.suffix:

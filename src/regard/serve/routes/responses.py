@@ -26,12 +26,12 @@ from ..keys import Caller
 from ..models_listed import model_id
 from ..schema import Drawing, Message, ResponseRequest
 from ..service import Service
-from ..wire import EventStream, event, started, usage_of
+from ..wire import STREAMED, EventStream, event, started, usage_of
 
 router = APIRouter(tags=["openai"])
 
 
-@router.post("/v1/responses", response_model=None)
+@router.post("/v1/responses", response_model=None, responses=STREAMED)
 async def respond(body: ResponseRequest, request: Request, service: Service = SERVICE, caller: Caller = READ) -> Response:
     """Answer the input, after the conversation that an earlier response ended."""
     refuse_unsupported(body)
