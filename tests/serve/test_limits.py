@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,30 @@ def test_a_full_queue_is_429_and_says_when_to_come_again(tmp_path: Path):
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"]["type"] == "rate_limit_error"
     assert [a.status_code for a in others] == [200, 200]
+    service.close()
+
+
+def test_turns_that_wait_for_their_commit_count_as_waiting(tmp_path: Path):
+    service, engine = gated(tmp_path, queue=2)
+    begin(service, "mara")
+    engine.gate.release(1000)
+    held = threading.Event()
+
+    async def ask() -> list[httpx.Response]:
+        async with client(service) as c:
+            blocked = asyncio.create_task(engine.call(held.wait))
+            waiting = [asyncio.create_task(c.post(CHAT, json={**BODY, "model": "tiny:mara"})) for _ in range(2)]
+            while service.pending < 2:
+                await asyncio.sleep(0.005)
+            refused, base = await c.post(CHAT, json={**BODY, "model": "tiny:mara"}), await c.post(CHAT, json=BODY)
+            held.set()
+            await blocked
+            return [refused, base, *[await w for w in waiting]]
+
+    refused, base, *others = asyncio.run(ask())
+    assert (refused.status_code, code(refused)) == (429, "queue_full")
+    assert [a.status_code for a in (base, *others)] == [200, 200, 200], "the model itself needs no commit"
+    assert service.pending == 0
     service.close()
 
 

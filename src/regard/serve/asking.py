@@ -166,6 +166,7 @@ async def ask(service: Service, messages: Chat, who: Who | None, began: float) -
     # Before anything is read: a prompt past the context is refused.
     room_for(service, len(asked.prompt), None)
     if who is not None:
+        service.expect_place()
         name, commit = who.name, who.head
         identity = await service.aside(lambda: service.loaded(name, commit))
         last = next(
@@ -193,7 +194,7 @@ async def call_to_mind(asked: Asked, identity: Identity, about: str | None, said
             service.model, replace(identity, episodes=tuple(fresh)), asked.prompt, service.tokenizer, about=about
         ), fresh
 
-    asked.mind, fresh = await service.engine.call(read)
+    asked.mind, fresh = await service.in_turn(read)
     if isinstance(asked.mind, Recollection):
         asked.recalled = [
             {"text": words_of(e, service.tokenizer), "role": e.role, "source": e.source, "position": e.position}

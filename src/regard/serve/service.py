@@ -18,7 +18,7 @@ from ..identity.store import IdentityStore
 from ..identity.store.records import NAME, Commit
 from ..models.base import Model
 from ..models.tokenizer import Tokenizer
-from .contract import EngineLike
+from .contract import EngineLike, QueueFullError
 from .errors import ApiError, no_identity
 from .jobs import Jobs
 from .kept import Responses
@@ -29,6 +29,8 @@ from .settings import Settings
 from .summaries import Summaries
 
 T = TypeVar("T")
+SECONDS_EACH = 0.5
+"""About what a turn with a person takes beside its tokens: to say when to come again."""
 HELD = 64
 """Identities that are held in memory between requests."""
 
@@ -61,6 +63,8 @@ class Service:
     responses: Responses = field(default_factory=Responses)
     once: Once = field(default_factory=Once)
     draining: bool = False
+    pending: int = 0
+    """Turns with people that wait for what comes to mind, or for their commit."""
     in_flight: int = 0
     """Requests that are being answered."""
     at_end: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
@@ -180,6 +184,20 @@ class Service:
             with contextlib.suppress(_BusyError):
                 return await self.engine.call(write)
             await asyncio.sleep(BRIEFLY)
+
+    def expect_place(self) -> None:
+        """Refuse a turn with a person while as many wait as may: to be read, to be written, or to be committed."""
+        waiting = self.pending + self.engine.stats().queued
+        if waiting >= self.settings.queue:
+            raise QueueFullError(waiting, max(1.0, waiting * SECONDS_EACH))
+
+    async def in_turn(self, f: Callable[[], T]) -> T:
+        """Work on the model that belongs to a turn, counted while it waits and while it is done."""
+        self.pending += 1
+        try:
+            return await self.engine.call(f)
+        finally:
+            self.pending -= 1
 
     async def aside(self, f: Callable[[], T]) -> T:
         """Work that touches no model (the store, files), off the event loop."""
