@@ -40,11 +40,8 @@ def scored(two: Two) -> str:
 
 
 def score_head() -> tuple[str, ...]:
-    return (
-        "person",
-        *(f"right: {who}" for who in WHOSE.values()),
-        *(f"nats: {who}" for who in ("own", "another's", "none", "context")),
-    )
+    short = ("own", "another's", "nobody", "in context")
+    return ("person", *(f"right, {who}" for who in short), *(f"nats, {who}" for who in short))
 
 
 def score_rows(two: Two) -> list[tuple[str, ...]]:

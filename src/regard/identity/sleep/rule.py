@@ -69,12 +69,12 @@ class SleepRule:
 ALONE = SleepRule(
     parts=("self", "trace"),
     steps=16,
-    rate=0.05,
+    rate=0.02,
     self_rate=0.09,
     anchor=3.0,
     calm=3.0,
     unrelated=("stranger", "unanswered", "stranger", "everyday"),
-    firm=30.0,
+    firm=3.0,
 )
 """For a self or a trace without imprints: they act everywhere, so they learn faster and are held more firmly, above all to what the base says to
 others who ask about themselves: what all of these have in common is a manner, and nobody's."""
