@@ -191,6 +191,11 @@ class Service:
         if waiting >= self.settings.queue:
             raise QueueFullError(waiting, max(1.0, waiting * SECONDS_EACH))
 
+    async def reading(self, f: Callable[[], T]) -> T:
+        """Work on the model that is no turn, such as vectors and explanations: it waits where turns wait, and is refused as they are."""
+        self.expect_place()
+        return await self.in_turn(f)
+
     async def in_turn(self, f: Callable[[], T]) -> T:
         """Work on the model that belongs to a turn, counted while it waits and while it is done."""
         self.pending += 1

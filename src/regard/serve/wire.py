@@ -28,7 +28,7 @@ DONE = "data: [DONE]\n\n"
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "the answer; with `stream`, as events",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {}},
     }
 }
 """For the OpenAPI document: that a route may answer with events."""

@@ -132,14 +132,14 @@ async def attention(asked: AttentionRequest, service: Service = SERVICE, caller:
         }  # fmt: skip
 
     causal = reader.causal
-    return await service.engine.call(read)
+    return await service.reading(read)
 
 
 @router.post("/heads")
 async def heads(asked: HeadsRequest, service: Service = SERVICE, caller: Caller = READ) -> dict[str, Any]:
     """Of each layer and head: the mean weight on the token before, on what followed the same token, and on the first token."""
     tokens, reader = asked.encoded(service), reader_of(service)
-    scores = await service.engine.call(lambda: reader.head_scores(tokens, asked.spec))
+    scores = await service.reading(lambda: reader.head_scores(tokens, asked.spec))
     return {
         "object": "heads",
         "layers": len(reader.layers),
@@ -156,7 +156,7 @@ async def why(asked: WhyRequest, service: Service = SERVICE, caller: Caller = RE
         who, _ = minded(service, caller, asked.identity, prompt)
         return why_answer(service.model, who, prompt, answer, asked.token, most=LEFT_OUT, tokenizer=service.tokenizer)
 
-    said = await service.engine.call(explain)
+    said = await service.reading(explain)
     likely = zip(said.words, said.likely, strict=True)
     return {
         "object": "why",
@@ -204,7 +204,7 @@ async def moved(asked: AnswerRequest, service: Service = SERVICE, caller: Caller
             ],
         }
 
-    return await service.engine.call(explain)
+    return await service.reading(explain)
 
 
 def _exchange(asked: AnswerRequest, service: Service) -> tuple[tuple[int, ...], list[int]]:

@@ -38,7 +38,7 @@ async def embeddings(body: EmbeddingRequest, service: Service = SERVICE, caller:
     if body.model not in (None, ENCODER):
         raise ApiError(404, f"there is no embedding model {body.model!r:.80} here; there is {ENCODER}", code="model_not_found", param="model")  # fmt: skip
     rows = inputs_of(service, body.input)
-    vectors, count = await service.engine.call(lambda: _vectors(rows))
+    vectors, count = await service.reading(lambda: _vectors(rows))
     if body.dimensions not in (None, len(vectors[0])):
         raise refuse("dimensions", f"{ENCODER} has {len(vectors[0])} and no other", "invalid_value")
     form = _base64 if body.encoding_format == "base64" else list[float]

@@ -109,7 +109,7 @@ async def identity(id: str, service: Service = SERVICE, caller: Caller = READ) -
     told = await service.aside(lambda: one(service, caller, id))
     head = await service.aside(lambda: service.head(caller, id))
     who = await service.aside(lambda: service.loaded(id, head))
-    return {**told, **await service.engine.call(lambda: shown(service, who))}
+    return {**told, **await service.reading(lambda: shown(service, who))}
 
 
 @router.delete("/{id}")
