@@ -19,7 +19,7 @@ from types import ModuleType
 from . import report
 from .harness import Bench, Row, Settings, environment, pin_threads
 
-NAMES = ("trace", "entmax", "picks", "iris", "memory", "training", "decoding", "identity", "import_time")
+NAMES = ("trace", "entmax", "picks", "iris", "memory", "training", "decoding", "serving", "identity", "import_time")
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK = Settings(repeats=5, fewest=3, seconds=5, quick=True)
