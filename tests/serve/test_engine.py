@@ -27,8 +27,9 @@ from regard.models import Sampling
 from regard.models.base import Model
 from regard.models.decode import native
 from regard.models.decode.generate import Generated, logits_of
+from regard.models.decode.rows import Together
 from regard.serve import engine as engine_module
-from regard.serve.contract import NO_TOKEN, DrainingError, Job, Piece, QueueFullError
+from regard.serve.contract import NO_TOKEN, DrainingError, Job, Piece, QueueFullError, Score
 from regard.serve.engine import Engine
 from regard.serve.plain import PlainRun
 
@@ -370,6 +371,58 @@ def test_prompt_scores_are_the_log_probabilities_of_its_own_tokens(who: str) -> 
     for i, score in enumerate(scores[1:]):
         assert score.logprob == pytest.approx(float(rates[i, score.token]), abs=2e-5)
         assert [t for t, _ in score.top] == rates[i].topk(2).indices.tolist()
+
+
+def test_prompt_of_one_token_has_nothing_to_score() -> None:
+    engine = ByHand(lives.speaking(), lives.letters())
+    run = engine.submit(Job((5,), Sampling(max_tokens=1), prompt_logprobs=300))
+    longer = engine.submit(Job((5, 6), Sampling(max_tokens=1), prompt_logprobs=300))
+    engine.finish()
+    assert len(written(run)) == len(written(longer)) == 1
+    assert run.prompt_scores == [Score(5, None)]
+    assert longer.prompt_scores is not None
+    # No more than there are.
+    assert len(longer.prompt_scores[1].top) == 257
+
+
+def test_answer_is_given_though_there_is_no_memory_to_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lives.speaking()
+    engine = ByHand(model, lives.letters())
+    job = Job(tuple(range(40)), Sampling(max_tokens=9))
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(engine.rows, "copy", full)
+    run = engine.submit(job)
+    engine.finish()
+    assert same(written(run), alone(model, job))
+    assert engine.stats().cache_bytes == 0
+
+
+def test_step_that_fails_for_all_is_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lives.speaking()
+    engine = ByHand(model, lives.letters())
+    meet = native.meet
+
+    def crowded(x: Any, angles: Any, texts: Any, *more: Any) -> Any:
+        if len(texts) > 1:
+            raise MemoryError("as a test asked")
+        return meet(x, angles, texts, *more)
+
+    monkeypatch.setattr(native, "meet", crowded)
+    jobs = [Job((1, 2, 3, i), Sampling(max_tokens=9)) for i in range(3)]
+    runs = [engine.submit(job) for job in jobs]
+    engine.finish()
+    assert all(same(written(run), alone(model, job)) for job, run in zip(jobs, runs, strict=True))
+
+
+def test_rows_step_together_where_they_can() -> None:
+    assert isinstance(ByHand(lives.speaking(), None).rows, Together)
+    assert isinstance(ByHand(lives.gpt2(), None, weights="int8").rows, Together)
+    reason = ByHand(lives.speaking(window=4), None).rows.reason
+    assert reason is not None
+    assert "only causal texts" in reason
 
 
 def test_what_does_not_fit_is_refused_before_it_waits() -> None:

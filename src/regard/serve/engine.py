@@ -283,8 +283,11 @@ class Engine:
         self._leave(row, piece)
 
     def _keep(self, row: Row, tokens: list[int], logits: torch.Tensor | None) -> None:
-        """What the row has read, for whoever begins alike."""
-        self.prefixes.keep(row.root, tokens, lambda a, b: self.rows.copy(row.state, a, b), logits)
+        """What the row has read, for whoever begins alike; where there is no memory for it, nothing is kept any more."""
+        try:
+            self.prefixes.keep(row.root, tokens, lambda a, b: self.rows.copy(row.state, a, b), logits)
+        except (MemoryError, RuntimeError):
+            self.prefixes.forget(lambda root: True)
 
     def _leave(self, row: Row, last: Piece | BaseException) -> None:
         """Out of the batch, with its last word."""

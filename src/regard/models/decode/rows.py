@@ -185,7 +185,7 @@ class Written:
         for layer, read in zip(stack.layers, self.reads, strict=True):
             a, lead = layer.attention, 0 if read is None else read.lead
             shape = a.key_heads, lead + room, a.head_width if read is None else read.width
-            k, v = torch.empty(shape), torch.empty(shape)
+            k, v = (torch.empty(shape, dtype=torch.float32, device="cpu") for _ in range(2))
             if read is not None and read.slots is not None:
                 k[:, :lead], v[:, :lead] = read.slots[0][0], read.slots[1][0]
             self.rooms.append((k, v))

@@ -93,6 +93,8 @@ static void unit_i8(const int8_t *w, int64_t outs, const int16_t *x, int64_t row
         }
 }
 
+#if (defined(__clang__) && __clang_major__ >= 9) || (!defined(__clang__) && __GNUC__ >= 9)
+#define HAS_WIDE 1
 // The same sums where the processor multiplies and adds pairs in one instruction, sixteen lanes at a time.
 #define WIDE __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")))
 
@@ -162,6 +164,10 @@ WIDE static void unit_wide(const int8_t *w, int64_t outs, const int16_t *x, int6
             }
         }
 }
+#else
+#define HAS_WIDE 0
+#define unit_wide unit_i8
+#endif
 
 static int wide_allowed = 1;
 
@@ -173,8 +179,12 @@ int use_wide(int allowed) {
 }
 
 static int is_wide(void) {
+#if HAS_WIDE
     return wide_allowed && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#else
+    return 0;
+#endif
 }
 
 static double shrink(const float *x, int16_t *q, int64_t in) {
