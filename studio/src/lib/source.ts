@@ -1,7 +1,8 @@
 /** Where weights come from: a server that computes the rows that are asked for, or a file that holds them. */
 import { post } from './api.ts'
+import { unpack, type Row } from './packed.ts'
 
-export interface Row { weights: Float32Array; accepted: boolean }
+export type { Row } from './packed.ts'
 
 export interface Text {
   tokens: string[]
@@ -86,25 +87,6 @@ export interface Packed {
 }
 
 export type PackedView = Packed['views'][number]
-
-/** Rows one after the other: count (uint16, the highest bit set where the row was refused), then columns (uint16), then weights (uint8). */
-export function unpack(bytes: Uint8Array, keys: number, scale: number, signed: boolean): Row[] {
-  const rows: Row[] = []
-  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength)
-  for (let at = 0; at < bytes.length; ) {
-    const head = view.getUint16(at, true)
-    const count = head & 0x7fff
-    const weights = new Float32Array(keys)
-    const values = at + 2 + 2 * count
-    for (let i = 0; i < count; i++) {
-      const value = signed ? view.getInt8(values + i) / 127 : view.getUint8(values + i) / 255
-      weights[view.getUint16(at + 2 + 2 * i, true)] = value * scale
-    }
-    rows.push({ weights, accepted: (head & 0x8000) === 0 })
-    at = values + count
-  }
-  return rows
-}
 
 async function inflate(base64: string): Promise<Uint8Array> {
   const raw = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))
