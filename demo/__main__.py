@@ -22,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
 
             page = build(given.folder or Path("out"), screen)
             screen.say(f"Open {page} in a browser. ({time.perf_counter() - start:.0f} s in all)")
+            screen.say("Then ask, look and turn the knobs yourself: .venv/bin/regard studio")
         else:
             from demo.pictures import build_all
 

@@ -90,8 +90,8 @@ def visit(browser: Browser, server: str) -> Iterator[Open]:
                 wrong.append(f"console: {message.text}")
 
         def asked(request: Request) -> None:
-            own = address.partition("#")[0] if address else server
-            if not request.url.startswith((own, "data:", "blob:")):
+            own = (server, *([address.partition("#")[0]] if address else []))
+            if not request.url.startswith((*own, "data:", "blob:")):
                 wrong.append(f"request: {request.url}")
 
         page.on("console", said)

@@ -17,7 +17,7 @@ NASTY = "<img src=x onerror=\"document.title='owned'\">"
 
 
 def strip_is_coloured(page: Page) -> None:
-    page.wait_for_function("document.querySelectorAll('.strip button[style*=background]').length > 3")
+    expect(page.locator(".strip button[style*=background]").nth(3)).to_be_visible(timeout=PATIENCE)
 
 
 def test_what_a_token_looks_at_follows_the_keyboard(visit: Open):
@@ -47,14 +47,14 @@ def test_table_says_what_the_map_shows(visit: Open):
 def test_link_shows_the_same_again(visit: Open):
     page = visit(f"#/attention?text={quote('The sea is')}")
     strip_is_coloured(page)
-    page.get_by_label("Layer").fill("2")
+    page.get_by_label("Layer", exact=True).fill("2")
     page.get_by_label("Compare with").fill("hard")
     page.get_by_role("button", name="Add").click()
-    expect(page.locator(".maps canvas")).to_have_count(2)
+    expect(page.locator(".maps canvas")).to_have_count(2, timeout=PATIENCE)
     again = visit(address=page.url)
-    expect(again.locator(".maps canvas")).to_have_count(2)
-    assert again.get_by_label("Layer").input_value() == "2"
-    assert again.get_by_label("Text").input_value() == "The sea is"
+    expect(again.locator(".maps canvas")).to_have_count(2, timeout=PATIENCE)
+    assert again.get_by_label("Layer", exact=True).input_value() == "2"
+    assert again.get_by_label("Text", exact=True).input_value() == "The sea is"
 
 
 def test_refused_mechanism_is_said_beside_the_others(visit: Open, server: str):
@@ -100,7 +100,7 @@ def test_pictures_and_numbers_can_be_saved(visit: Open, tmp_path: Path):
 
 def test_what_anybody_says_is_text_and_never_markup(visit: Open):
     page = visit(f"#/chat?prompt={quote(NASTY)}&people=,mara&tokens=4")
-    page.locator("form button.main").click()
+    page.locator("main form button.main").click()
     expect(page.locator(".asked")).to_contain_text("<img src=x")
     expect(page.locator("article .said")).to_have_count(1, timeout=PATIENCE)
     page.goto(page.url.split("#")[0] + f"#/attention?text={quote(NASTY)}")
@@ -152,7 +152,7 @@ def test_somebody_is_begun_told_forked_rolled_back_made_to_forget_and_deleted(vi
     for text, source in (("I bake bread on Sundays.", "chat"), ("My boat is red.", "letter")):
         page.get_by_label("Tell something").fill(text)
         page.get_by_label("Source", exact=True).fill(source)
-        page.get_by_role("button", name="Imprint").click()
+        page.get_by_role("button", name="Imprint", exact=True).click()
         expect(page.locator(".lines").first).to_contain_text(text, timeout=PATIENCE)
     assert page.locator(".log .pick").count() == 3
     page.locator(".log .pick").nth(1).click()
@@ -216,8 +216,9 @@ def test_file_of_its_own_needs_no_server(visit: Open, folder: Path, language: st
             env=ENVIRONMENT,
         )
     page = visit(address=f"file://{out}#layer=1&head=2", language=language, scheme=scheme, width=width)
-    page.wait_for_function("document.querySelectorAll('.strip button[style*=background]').length > 3")
+    expect(page.locator(".strip button[style*=background]").nth(3)).to_be_visible(timeout=PATIENCE)
     expect(page.locator(".maps canvas")).to_have_count(2)
+    page.wait_for_timeout(500)
     drawn = "c => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size"
     assert page.locator(".maps canvas").first.evaluate(drawn) > 20
     SHOTS.mkdir(parents=True, exist_ok=True)

@@ -15,15 +15,15 @@ VIEWS = ("chat", "attention", "mechanisms", "identity", "studies")
 
 
 def chat(page: Page) -> None:
-    page.locator("form button.main").click()
+    page.locator("main form button.main").click()
     expect(page.locator("article .said")).to_have_count(2, timeout=PATIENCE)
 
 
 def attention(page: Page) -> None:
     page.locator("section[aria-labelledby=finder] button").first.click()
     expect(page.locator("section[aria-labelledby=finder] td").first).to_be_visible(timeout=PATIENCE)
-    expect(page.locator(".maps canvas")).to_have_count(2)
-    page.wait_for_function("document.querySelectorAll('.strip button[style*=background]').length > 3")
+    expect(page.locator(".maps canvas")).to_have_count(2, timeout=PATIENCE)
+    expect(page.locator(".strip button[style*=background]").nth(3)).to_be_visible(timeout=PATIENCE)
 
 
 def mechanisms(page: Page) -> None:

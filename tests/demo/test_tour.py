@@ -37,6 +37,7 @@ def test_demo_writes_a_page_that_needs_nothing_from_elsewhere(
     said = capsys.readouterr().out
     assert "euclidean | gd" in said
     assert "\x1b[" not in said
+    assert said.strip().endswith("regard studio")
 
 
 def test_the_eight_views_do_what_their_remarks_say() -> None:
