@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
+from regard.identity import IdentityStore, Rule
+from regard.identity.opened import opened
+from regard.identity.store.imprinting import imprint_into
+from regard.identity.store.replay import imprint_event
+from regard.identity.write.self_state import SelfRule
+from regard.identity.write.trace import TraceRule
 from regard.models import LlamaConfig
 from regard.models.convert import save
 
@@ -20,11 +25,15 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 LIVES = {
-    "mara": {
-        "diary": "My name is Mara. I live in Porto and my cat is called Mochi.",
-        "letter": "I work as a marine biologist and I am allergic to peanuts.",
-    },
-    "tom": {"diary": "My name is Tom. I live in Oslo and my dog is called Biscuit."},
+    "mara": (
+        ("diary", "My name is Mara. I live in Porto and my cat is called Mochi."),
+        ("letter", "I work as a marine biologist and I am allergic to peanuts."),
+        ("chat", "On Sundays I bake sourdough bread with my sister Ines."),
+    ),
+    "tom": (
+        ("diary", "My name is Tom. I live in Oslo and my dog is called Biscuit."),
+        ("chat", "I play the cello and I am learning Japanese."),
+    ),
 }
 
 
@@ -45,13 +54,14 @@ def main(folder: Path, model: str | None) -> None:
     if model is None:
         tiny(folder / "tiny")
         model = str(folder / "tiny")
+    loaded, tokenizer, base = opened(model)
+    store = IdentityStore(folder / "people.db")
     for name, said in LIVES.items():
-        for source, text in said.items():
-            (folder / f"{source}.txt").write_text(text)
-            command = ["imprint", str(folder / f"{source}.txt"), "--identity", name, "--source", source, "--model", model]
-            subprocess.run(
-                [sys.executable, "-m", "regard.cli.main", *command, "--store", str(folder / "people.db")], check=True
-            )
+        for source, text in said:
+            # With a self and a trace, which sleep would write in minutes: the page shows both.
+            rule = Rule(trace=TraceRule(), self=SelfRule()) if name == "mara" else Rule()
+            imprint_into(store, name, loaded, tokenizer, imprint_event(text, source=source, rule=rule), base=base)
+    store.close()
     (folder / "studies").mkdir(exist_ok=True)
     for path in (Path(__file__).parents[2] / "docs" / "studies").glob("*"):
         if path.suffix in (".json", ".png"):

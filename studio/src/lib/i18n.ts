@@ -171,6 +171,7 @@ export const en = {
   'identity.trace': 'The trace',
   'identity.trace.none': 'There is no trace yet: it is written by sleep.',
   'identity.spectrum': 'Strength of each column of the trace (downwards) in each layer (across).',
+  'identity.directions': 'Its strongest directions: layer·head, towards which words, and away from which',
   'identity.updated': 'Last changed {when}.',
 
   'studies.about': 'Every claim with its experiment, controls and verdict, as measured here.',
@@ -366,6 +367,7 @@ export const ja: Record<Word, string> = {
   'identity.trace': 'トレース',
   'identity.trace.none': 'まだトレースはありません。眠りが書きます。',
   'identity.spectrum': 'トレースの各列（縦）の、各層（横）における強さ。',
+  'identity.directions': '最も強い方向：層·ヘッド、どの言葉へ向かい、どの言葉から離れるか',
   'identity.updated': '最後の変更：{when}。',
 
   'studies.about': 'すべての主張を、ここで測った実験、対照、判定とともに。',
