@@ -36,7 +36,7 @@ class Mover:
 
     words: str
     source: str
-    """Empty for the trace and the self, which many sources wrote."""
+    """Empty for the frame, which nobody said, and for the trace and the self, which many sources wrote."""
     kind: str
     """imprints, frame (the words that introduce what came to mind), trace, self."""
     imprints: tuple[int, ...]
@@ -85,7 +85,7 @@ def moved_by(
         movers = [
             Mover(
                 word(tokenizer, [int(identity.imprints.token[i]) for i in run]),
-                identity.sources[int(identity.imprints.source[run[0]])],
+                "" if run == around else identity.sources[int(identity.imprints.source[run[0]])],
                 "frame" if run == around else "imprints",
                 run,
                 tuple(x),

@@ -29,12 +29,14 @@ from ..identity.read.recall import recall
 from ..identity.state import Identity
 from ..models.base import Model
 from ..models.tokenizer import Tokenizer
-from .attention import MOST_WEIGHTS, AttentionReader, LayerSeen
+from .attention import AttentionReader, LayerSeen
 
 Tell = Callable[[str, float | None], object]
 LIMIT = 24 << 20
 """Bytes of a file, unless the caller says otherwise: browsers open it at once."""
 LONGEST = 4096
+AT_ONCE = 1 << 23
+"""Weights that are held at full precision on the way into the file."""
 MECHANISMS = 4
 STATIC = Path(__file__).parent / "static" / "view"
 REFUSED = 0x8000
@@ -135,12 +137,13 @@ def _opened(model: str | Path | Model, tokenizer: Tokenizer | None) -> tuple[Mod
 def _packed_layer(seen: LayerSeen) -> list[dict[str, Any]]:
     """Every head of a layer, packed; rows are computed some at a time."""
     keys = len(seen.slots) + len(seen.tokens)
-    step = max(1, MOST_WEIGHTS // (keys * seen.heads))
+    # Many rows at a time: those of one tile are computed together, and would be again for the next of them.
+    step = max(1, AT_ONCE // (keys * seen.heads))
     weights: list[Tensor] = []
     accepted: list[Tensor] = []
     every = list(range(seen.heads))
     for start in range(0, len(seen.tokens), step):
-        rows = seen.rows(range(start, min(len(seen.tokens), start + step)), every)
+        rows = seen.attended.rows(range(start, min(len(seen.tokens), start + step)), every)
         # Halves of what will be stored in eight bits.
         weights.append(rows.weights[0].half())
         accepted.append(rows.accepted[0])
