@@ -17,8 +17,11 @@ class Once:
     def turn(self, token: str) -> asyncio.Lock:
         lock = self._turns.setdefault(token, asyncio.Lock())
         self._turns.move_to_end(token)
-        while len(self._turns) > MOST:
-            self._turns.popitem(last=False)
+        if len(self._turns) > MOST:
+            # Never one that is held: a second lock under its name would let a second turn run beside the first.
+            oldest = next((t for t, held in self._turns.items() if t != token and not held.locked()), None)
+            if oldest is not None:
+                del self._turns[oldest]
         return lock
 
 
