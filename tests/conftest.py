@@ -26,8 +26,11 @@ def _leave() -> None:
         shutil.rmtree(_HOME, ignore_errors=True)
 
 
+# Those of clients have an environment of their own: `.ci/clients`.
+collect_ignore = ["clients"]
+
 # Modules beside a test (`tiny`, `stored`) are imported by their plain names.
-sys.path[:0] = [str(p) for p in sorted(Path(__file__).parent.iterdir()) if p.is_dir()]
+sys.path[:0] = [str(p) for p in sorted(Path(__file__).parent.iterdir()) if p.is_dir() and p.name not in collect_ignore]
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
