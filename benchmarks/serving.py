@@ -13,6 +13,7 @@ import http.client
 import importlib
 import itertools
 import json
+import os
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -115,13 +116,15 @@ def _beside(bench: Bench, count: int, new: int) -> Row:
     pairs = take_turns(lambda: all_of(ours), lambda: all_of(theirs), bench.settings)
     pairs = Pairs([s / (count * new) for s in pairs.ours], [s / (count * new) for s in pairs.theirs])
     what = f"server, {'one client' if count == 1 else f'{count} clients'}"
-    note = f"{what}: ours int8, theirs the GGUF's own Q4_1; {_rate(pairs)}"
+    note = f"ours int8, theirs the GGUF's own Q4_1; {_rate(pairs)}"
     return _row(what, f"{new} after {PROMPT}, streamed", PEER, pairs, "faster", None, note)
 
 
 def _row(what: str, run: str, peer: str, pairs: Pairs, kind: Any, reach: Reach | None, note: str = "") -> Row:
     ratios = pairs.ratios(kind)
     low, high = quartiles(ratios)
+    # Clients, server and peer share the machine with whatever else runs on it.
+    note = f"{what}: {note + '; ' if note else ''}load average {os.getloadavg()[0]:.0f}"
     return Row(what, run, peer, median(pairs.ours), median(pairs.theirs), median(ratios), low, high, reach, kind, note=note)
 
 
