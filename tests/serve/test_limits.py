@@ -17,7 +17,10 @@ from serving import GatedEngine, begin, call, chat, client, code, events, make_s
 
 from regard import files
 from regard.identity.store import IdentityStore
+from regard.serve import answer as answering
+from regard.serve import plain
 from regard.serve.errors import said
+from regard.serve.plain import PlainRun
 from regard.serve.service import Service
 from regard.serve.settings import Settings
 
@@ -117,29 +120,59 @@ def test_turns_that_wait_for_their_commit_count_as_waiting(tmp_path: Path):
     service.close()
 
 
-def test_an_answer_that_takes_too_long_is_504_or_an_error_in_the_stream_and_is_not_remembered(tmp_path: Path):
-    service, engine = gated(tmp_path, deadline=0.3)
+def test_an_answer_that_takes_too_long_is_504_or_an_error_in_the_stream_and_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    service, engine = gated(tmp_path)
     begin(service, "mara")
     before = service.store.head("mara").id
-    body = {**BODY, "model": "tiny:mara"}
 
     async def ask(stream: bool) -> httpx.Response:
         async with client(service) as c:
+            engine.fallen = 0
             engine.gate.release(2)
-            asked = asyncio.create_task(c.post(CHAT, json={**body, "stream": stream}))
-            await asyncio.sleep(0.5)
-            engine.gate.release(100)
-            return await asked
+            asked = asyncio.create_task(c.post(CHAT, json={**BODY, "model": "tiny:mara", "stream": stream}))
+            while engine.fallen < 2:
+                await asyncio.sleep(0.005)
+            with monkeypatch.context() as m:
+                # The engine's clock strikes here, however fast this machine is.
+                m.setattr(plain, "_gone", lambda run: "deadline")
+                engine.gate.release(2)
+                return await asked
 
     late = asyncio.run(ask(False))
     assert (late.status_code, code(late)) == (504, "deadline_exceeded")
-    engine.gate = type(engine.gate)(0)
     streamed = asyncio.run(ask(True))
     assert streamed.status_code == 200, "its beginning was sent already"
     last = events(streamed.text)[-1]["error"]
     assert (last["code"], last["status"]) == ("deadline_exceeded", 504)
     assert streamed.text.endswith("data: [DONE]\n\n")
     assert service.store.head("mara").id == before
+    service.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_does_not_keep_its_deadline_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool):
+    monkeypatch.setattr(answering, "GRACE", 0.0)
+    monkeypatch.setattr(plain, "_gone", lambda run: "cancelled" if run.stopped.is_set() else None)
+    service, engine = gated(tmp_path, deadline=0.2)
+    runs: list[PlainRun] = []
+    submit = engine.submit
+    monkeypatch.setattr(engine, "submit", lambda job: runs.append(submit(job)) or runs[-1])
+
+    async def ask() -> httpx.Response:
+        async with client(service) as c:
+            engine.gate.release(2)
+            asked = asyncio.create_task(c.post(CHAT, json={**BODY, "stream": stream}))
+            while not (runs and runs[0].stopped.is_set()):
+                await asyncio.sleep(0.005)
+            engine.gate.release(10)
+            return await asked
+
+    answer = asyncio.run(ask())
+    # On a machine that is slow, before the first token: then there is no stream yet.
+    error = answer.json()["error"] if answer.status_code != 200 else events(answer.text)[-1]["error"]
+    assert error["code"] == "deadline_exceeded"
     service.close()
 
 

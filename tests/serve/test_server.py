@@ -71,7 +71,7 @@ def test_sigterm_finishes_and_commits_what_runs_takes_nothing_new_and_exits_with
     with serving(model, tmp_path) as (process, url), httpx.Client(base_url=url, timeout=120) as c:
         assert c.get("/ready").status_code == 200
         first = c.post("/v1/chat/completions", json=turn("One.")).json()["regard"]["commit"]
-        with c.stream("POST", "/v1/chat/completions", json=turn("Two.", stream=True, max_tokens=3000)) as stream:
+        with c.stream("POST", "/v1/chat/completions", json=turn("Two.", stream=True, max_tokens=1500)) as stream:
             lines = stream.iter_lines()
             assert next(lines).startswith("data: ")
             process.send_signal(signal.SIGTERM)

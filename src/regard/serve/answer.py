@@ -72,27 +72,33 @@ def begin(service: Service, job: Job, began: float) -> Answer:
 async def written(service: Service, answer: Answer) -> AsyncGenerator[Piece]:
     """The pieces of an answer as they fall. Whoever stops reading stops the run, before its next token."""
     metrics, limit, run = service.metrics, service.settings.deadline, answer.run
-    last = answer.began
     assert run is not None
+    last, late = answer.began, list[bool]()
+
+    def stop() -> None:
+        late.append(True)
+        run.cancel()
+
+    # By a timer, and not by cancelling a task: each piece of a stream may be waited for by another one.
+    left = max(0.0, answer.began + limit - time.monotonic()) + GRACE
+    timer = asyncio.get_running_loop().call_later(left, stop)
     try:
-        async with asyncio.timeout(max(0.0, answer.began + limit - time.monotonic()) + GRACE):
-            async for piece in run:
-                now = time.monotonic()
-                if not answer.pieces:
-                    metrics.queue.observe(run.waited)
-                (metrics.token if answer.pieces else metrics.first_token).observe(now - last)
-                last = now
-                if piece.ending is not None:
-                    metrics.endings.labels(piece.ending).inc()
-                if piece.ending == "cancelled":
-                    raise GoneError
-                if piece.ending == "deadline":
-                    raise TimeoutError
-                answer.take(piece)
-                yield piece
-    except TimeoutError:
-        raise out_of_time(limit) from None
+        async for piece in run:
+            now = time.monotonic()
+            if not answer.pieces:
+                metrics.queue.observe(run.waited)
+            (metrics.token if answer.pieces else metrics.first_token).observe(now - last)
+            last = now
+            if piece.ending is not None:
+                metrics.endings.labels(piece.ending).inc()
+            if piece.ending == "deadline" or (piece.ending == "cancelled" and late):
+                raise out_of_time(limit)
+            if piece.ending == "cancelled":
+                raise GoneError
+            answer.take(piece)
+            yield piece
     finally:
+        timer.cancel()
         run.cancel()
 
 
