@@ -33,6 +33,15 @@ StoreOption = Annotated[
         show_default=False,
     ),
 ]
+BlobsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--blobs",
+        envvar="REGARD_BLOBS",
+        help="where the store keeps its tensors: a folder, or s3://bucket/prefix [default: beside the store]",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text")]
 
 
@@ -46,10 +55,11 @@ def open_model(source: str, tell: Tell) -> tuple[Model, Tokenizer, Base]:
     return opened(source, tell)
 
 
-def open_store(url: str | None) -> IdentityStore:
+def open_store(url: str | None, blobs: str | None = None) -> IdentityStore:
+    """REGARD_BLOBS says for every verb where the blobs are, as REGARD_STORE does of the store."""
     from ..identity import IdentityStore
 
-    return IdentityStore(url)
+    return IdentityStore(url, blobs=blobs or os.environ.get("REGARD_BLOBS") or None)
 
 
 def load(store: IdentityStore, name: str, base: Base | None = None) -> Identity:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..identity.wording import clean
-from .arguments import JsonOption, ModelOption, StoreOption
+from .arguments import BlobsOption, JsonOption, ModelOption, StoreOption
 from .console import fail, progress, table, verb
 from .generate import DEFAULT, parse_weights
 
@@ -26,6 +26,7 @@ WeightsOption = Annotated[str, typer.Option(help="float32, or int8: faster, a li
 RowsOption = Annotated[int, typer.Option(help="answers that are written at the same time", min=1)]
 QueueOption = Annotated[int, typer.Option(help="requests that wait at most; one more gets 429", min=1)]
 EngineOption = Annotated[str, typer.Option(help="batch, plain (one after another), or ray")]
+ReplicasOption = Annotated[int, typer.Option(help="of --engine ray: processes, each with the model", min=1, max=1000)]
 CorsOption = Annotated[
     list[str] | None, typer.Option("--cors", help="an origin whose pages may call, such as https://example.org")
 ]
@@ -49,6 +50,8 @@ def serve(
     rows: RowsOption = 8,
     queue: QueueOption = 64,
     engine: EngineOption = "batch",
+    replicas: ReplicasOption = 2,
+    blobs: BlobsOption = None,
     cors: CorsOption = None,
     allow_host: AllowOption = None,
     keys: KeysOption = None,
@@ -65,13 +68,17 @@ def serve(
     regard serve --weights int8 --port 9000
     regard serve key new phone --scope write --own mara
     regard serve --host 0.0.0.0 --allow-host models.example.org
+    regard serve --engine ray --replicas 4 --store postgresql://regard@db/people --blobs s3://bucket/people
     curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
       -d '{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}'
     """
     if context.invoked_subcommand is not None:
         return
     settings = _settings(host, port, weights, rows, queue, engine, cors, allow_host, deadline)
-    _run(model, store, settings, keys, quiet, page=False)
+    if engine == "ray":
+        _on_ray(model, store, blobs, settings, keys, replicas)
+    else:
+        _run(model, store, settings, keys, quiet, page=False, blobs=blobs)
 
 
 @verb
@@ -82,6 +89,7 @@ def studio(
     port: PortOption = 8000,
     weights: WeightsOption = "float32",
     engine: EngineOption = "batch",
+    blobs: BlobsOption = None,
     keys: KeysOption = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="do not open the page")] = False,
 ) -> None:
@@ -92,7 +100,7 @@ def studio(
     regard studio --no-open --port 9000
     """
     settings = _settings(host, port, weights, 8, 64, engine, None, None, 300.0)
-    _run(model, store, settings, keys, True, page=not no_open)
+    _run(model, store, settings, keys, True, page=not no_open, blobs=blobs)
 
 
 def _settings(
@@ -109,7 +117,9 @@ def _settings(
     )  # fmt: skip
 
 
-def _run(model: str, store: str | None, settings: Settings, keys: Path | None, quiet: bool, *, page: bool) -> None:
+def _run(
+    model: str, store: str | None, settings: Settings, keys: Path | None, quiet: bool, *, page: bool, blobs: str | None = None
+) -> None:
     import logging
 
     from ..models import downloads
@@ -124,7 +134,7 @@ def _run(model: str, store: str | None, settings: Settings, keys: Path | None, q
     taken = listening(settings)
     try:
         with progress() as tell:
-            service = open_service(model, store, settings, keys, tell)
+            service = open_service(model, store, settings, keys, tell, blobs)
     except BaseException:
         taken.close()
         raise
@@ -140,6 +150,16 @@ def _run(model: str, store: str | None, settings: Settings, keys: Path | None, q
             webbrowser.open(url)
 
     serve(service, taken, ready)
+
+
+def _on_ray(model: str, store: str | None, blobs: str | None, settings: Settings, keys: Path | None, replicas: int) -> None:
+    from ..serve.on_ray import Setup, serve_on_ray
+
+    def ready(url: str) -> None:
+        typer.echo(f"{clean(model)} is served at {url}/v1 by {replicas} replicas on Ray (Ctrl-C ends it)")
+        sys.stdout.flush()
+
+    serve_on_ray(Setup(model, store, blobs, keys, settings), replicas, ready)
 
 
 @key.command("new")

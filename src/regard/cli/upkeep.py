@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 from ..identity.wording import clean, several
-from .arguments import JsonOption, StoreOption, note, open_store
+from .arguments import BlobsOption, JsonOption, StoreOption, note, open_store
 from .console import fail, table, verb
 
 Folder = Annotated[Path, typer.Argument(help="a folder", show_default=False)]
 
 
 @verb
-def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
+def check(store: StoreOption = None, blobs: BlobsOption = None, as_json: JsonOption = False) -> None:
     """Look whether a store is whole; nothing is changed.
 
     The pages and references of the database, every commit against its hash and its parent, the heads against a second record of the
@@ -30,7 +30,7 @@ def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """
     from ..identity.store.restore import check_place
 
-    checked = check_place(store)
+    checked = check_place(store, blobs=blobs)
     if as_json:
         counts = {k: getattr(checked, k) for k in ("names", "commits", "events", "episodes", "blobs", "sound")}
         typer.echo(json.dumps({**counts, "problems": [asdict(p) for p in checked.problems]}, ensure_ascii=False))
@@ -45,7 +45,7 @@ def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 
 @verb
-def backup(path: Folder, store: StoreOption = None) -> None:
+def backup(path: Folder, store: StoreOption = None, blobs: BlobsOption = None) -> None:
     """Write all identities, as they are at one moment, to a new folder; others may go on writing.
 
     A backup is a store by itself, in SQLite, whatever database it comes from. It is checked before it gets its name. It holds all texts:
@@ -55,7 +55,7 @@ def backup(path: Folder, store: StoreOption = None) -> None:
     regard identity backup ./monday
     regard identity check --store ./monday/identities.db
     """
-    with open_store(store) as opened:
+    with open_store(store, blobs) as opened:
         where = opened.backup(path)
         names = opened.names()
     typer.echo(f"wrote {where}: {several(len(names), 'identity') if len(names) == 1 else f'{len(names):,} identities'}")
@@ -66,6 +66,7 @@ def restore(
     path: Folder,
     replace: Annotated[bool, typer.Option("--replace", help="remove what is in the store now")] = False,
     store: StoreOption = None,
+    blobs: BlobsOption = None,
 ) -> None:
     """Put a backup back, all of it or nothing.
 
@@ -80,7 +81,7 @@ def restore(
 
     if not path.is_dir():
         fail(f"there is no folder {path}; give one that `regard identity backup` wrote")
-    restored = put_back(path, store, replace=replace)
+    restored = put_back(path, store, blobs=blobs, replace=replace)
     typer.echo(
         f"restored {several(restored.names, 'name')}, {several(restored.commits, 'commit')} and {several(restored.blobs, 'blob')}"
     )
@@ -88,13 +89,13 @@ def restore(
 
 
 @verb
-def gc(store: StoreOption = None) -> None:
+def gc(store: StoreOption = None, blobs: BlobsOption = None) -> None:
     """Remove files that no commit names, and what killed processes left half written; safe beside writers.
 
     \b
     regard identity gc
     """
-    with open_store(store) as opened:
+    with open_store(store, blobs) as opened:
         freed = opened.gc()
     typer.echo(str(freed))
 

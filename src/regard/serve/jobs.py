@@ -11,6 +11,7 @@ and nobody waits for a night to end. Who asks for too many is refused; a job tha
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import threading
 import time
@@ -42,6 +43,11 @@ ENDING = 600.0
 RETRY = 15.0
 
 
+def mark_of(identity: str) -> str:
+    """Eight digits that stand for a name, and do not tell it."""
+    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
 class CancelledJobError(Exception):
     """Out of work that was cancelled before it changed anything."""
 
@@ -53,7 +59,7 @@ class Job:
     kind: Kind
     identity: str
     work: Work | None
-    id: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex}")
+    id: str = ""
     status: Status = "queued"
     what: str = "waiting"
     share: float | None = None
@@ -64,6 +70,10 @@ class Job:
     cancelled: bool = False
     interrupts: bool = False
     """Whether a cancel interrupts the work as Ctrl-C does, which keeps the best so far."""
+
+    def __post_init__(self) -> None:
+        # Whoever hands requests on to several servers finds the one of its identity by it.
+        self.id = self.id or f"job-{mark_of(self.identity)}{uuid.uuid4().hex}"
 
     @property
     def over(self) -> bool:
@@ -206,4 +216,4 @@ class Jobs:
                 del self._jobs[job.id]
 
 
-__all__ = ["CancelledJobError", "Job", "Jobs", "Kind", "Tell"]
+__all__ = ["CancelledJobError", "Job", "Jobs", "Kind", "Tell", "mark_of"]

@@ -45,12 +45,13 @@ def open_service(
     settings: Settings | None = None,
     keys: Path | None = None,
     tell: Tell = lambda what, share: None,
+    blobs: str | None = None,
 ) -> Service:
     """A model, its store and its keys; refused where strangers could reach it without a key."""
     settings, known = settings or Settings(), Keys(keys)
     expect_keys(settings, known)
     # Before the model, which takes longer: a store that cannot be opened is said at once.
-    people = IdentityStore(store)
+    people = IdentityStore(store, blobs=blobs)
     try:
         loaded, tokenizer, base = opened(model, tell)
         return Service(loaded, tokenizer, base, make_engine(loaded, tokenizer, settings), people, known, settings)
