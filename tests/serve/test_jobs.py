@@ -41,7 +41,7 @@ def held(gate: threading.Event) -> Callable[[Tell], dict[str, Any]]:
 
 @pytest.fixture
 def jobs():
-    made = Jobs(waiting=2, kept=3)
+    made = Jobs(waiting=8, kept=3)
     yield made
     made.close()
 
@@ -81,9 +81,13 @@ def test_too_many_are_refused_and_so_is_the_same_twice(jobs: Jobs):
     with pytest.raises(ApiError, match="under way already"):
         jobs.submit("sleep", "x", held(gate))
     for i in range(2):
-        jobs.submit("sleep", f"p{i}", held(gate))
+        jobs.submit("sleep", f"p{i}", held(gate), by="one")
     with pytest.raises(QueueFullError):
-        jobs.submit("sleep", "one too many", held(gate))
+        jobs.submit("sleep", "one too many of one key", held(gate), by="one")
+    for i in range(6):
+        jobs.submit("sleep", f"q{i}", held(gate), by=str(i))
+    with pytest.raises(QueueFullError):
+        jobs.submit("sleep", "one too many", held(gate), by="another")
     gate.set()
 
 

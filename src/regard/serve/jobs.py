@@ -34,7 +34,7 @@ Work = Callable[[Tell], dict[str, Any]]
 M = TypeVar("M", bound=nn.Module)
 LOG = logging.getLogger("regard.serve")
 WAITING = 32
-"""Jobs that wait at most; one more is answered with 429."""
+"""Jobs that wait at most, a quarter of them of one key; one more is answered with 429."""
 KEPT = 512
 KEEP = 3600.0
 """How many ended jobs can be asked for, and for how many seconds."""
@@ -70,6 +70,8 @@ class Job:
     cancelled: bool = False
     interrupts: bool = False
     """Whether a cancel interrupts the work as Ctrl-C does, which keeps the best so far."""
+    by: str = ""
+    """Whose key asked for it."""
 
     def __post_init__(self) -> None:
         # Whoever hands requests on to several servers finds the one of its identity by it.
@@ -97,9 +99,9 @@ class Jobs:
         self._thread: threading.Thread | None = None
         self._apart: dict[int, nn.Module] = {}
 
-    def submit(self, kind: Kind, identity: str, work: Work, *, interrupts: bool = False) -> Job:
+    def submit(self, kind: Kind, identity: str, work: Work, *, interrupts: bool = False, by: str = "") -> Job:
         """Raises QueueFullError and DrainingError; one job of a kind for each identity."""
-        job = Job(kind, identity, work, interrupts=interrupts)
+        job = Job(kind, identity, work, interrupts=interrupts, by=by)
         with self._changed:
             self._let_go()
             if self._closing:
@@ -109,7 +111,7 @@ class Jobs:
                 raise ApiError(
                     409, f"{identity!r} has a {kind} under way already: {same[0].id}", code="job_under_way", param="id"
                 )
-            if len(self._queue) >= self._most:
+            if len(self._queue) >= self._most or sum(j.by == by for j in self._queue) >= self._most // 4:
                 raise QueueFullError(len(self._queue), RETRY)
             self._jobs[job.id] = job
             self._queue.append(job)

@@ -29,27 +29,32 @@ MOST_STATES = 200
 
 
 def info(service: Service, name: str, head: Commit, created: float) -> dict[str, Any]:
-    def read() -> int:
-        return service.summaries.of(service.store, service.store.find(head.id))[0]
-
     ours = head.fingerprint == service.base.fingerprint
     return {
         "id": name, "object": "identity", "base": service.name if ours else head.fingerprint[:12], "head": head.id, "created": created,
         "updated": head.time, "experiences": head.experiences, "tokens": head.tokens, "imprints": head.imprints,
-        "episodes": head.episodes, "sleeps": service.store.settled(read), "bytes": head.bytes,
+        "episodes": head.episodes, "sleeps": service.summaries.sleeps(service.store, head), "bytes": head.bytes,
     }  # fmt: skip
 
 
 def one(service: Service, caller: Caller, name: str) -> dict[str, Any]:
     """`info` of somebody that this caller may see."""
-    head = service.head(caller, name)
-    with service.store.db.read() as c:
-        created = service.store.db.created(c, [name])
-    return info(service, name, head, created.get(name, head.time))
+
+    def read() -> dict[str, Any]:
+        head = service.head(caller, name)
+        with service.store.db.read() as c:
+            created = service.store.db.created(c, [name])
+        return info(service, name, head, created.get(name, head.time))
+
+    return service.store.settled(read)
 
 
 def page(service: Service, caller: Caller, limit: int, after: str | None) -> dict[str, Any]:
     """Names in their order, `limit` of them after one."""
+    return service.store.settled(lambda: _page(service, caller, limit, after))
+
+
+def _page(service: Service, caller: Caller, limit: int, after: str | None) -> dict[str, Any]:
     db = service.store.db
     with db.read() as c:
         mine = [n for n in db.heads(c) if caller.may(n) and (after is None or n > after)]

@@ -23,7 +23,20 @@ class Summaries:
     def __init__(self, most: int = 4096) -> None:
         self._most = most
         self._by_blob: OrderedDict[str, Summary] = OrderedDict()
+        self._sleeps: OrderedDict[str, int] = OrderedDict()
         self._lock = threading.Lock()
+
+    def sleeps(self, store: IdentityStore, commit: Commit) -> int:
+        """How often it has slept; a list of many asks for nothing else."""
+        with self._lock:
+            known = self._sleeps.get(commit.blob)
+        if known is None:
+            known = store.state_of(commit).life.sleeps
+            with self._lock:
+                self._sleeps[commit.blob] = known
+                while len(self._sleeps) > self._most:
+                    self._sleeps.popitem(last=False)
+        return known
 
     def of(self, store: IdentityStore, commit: Commit) -> Summary:
         with self._lock:
@@ -45,6 +58,7 @@ class Summaries:
         """Of everybody: after a removal nothing of it is held."""
         with self._lock:
             self._by_blob.clear()
+            self._sleeps.clear()
 
 
 def finite(x: Any) -> float:

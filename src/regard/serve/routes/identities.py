@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field
-from starlette.background import BackgroundTask
 
 from ...errors import RegardError
 from ...identity.body import body_of
@@ -107,7 +105,7 @@ async def new(body: NewIdentity, service: Service = SERVICE, caller: Caller = WR
 async def identity(id: str, service: Service = SERVICE, caller: Caller = READ) -> dict[str, Any]:
     """Somebody, with what they keep, their trace's directions and their self."""
     told = await service.aside(lambda: one(service, caller, id))
-    head = await service.aside(lambda: service.head(caller, id))
+    head = await service.aside(lambda: _of_this_model(service, service.head(caller, id)))
     who = await service.aside(lambda: service.loaded(id, head))
     return {**told, **await service.reading(lambda: shown(service, who))}
 
@@ -171,7 +169,7 @@ async def listed(id: str, service: Service = SERVICE, caller: Caller = READ) -> 
     """The lines that they are made of, and which words of each are imprints."""
 
     def read() -> dict[str, Any]:
-        head = service.head(caller, id)
+        head = _of_this_model(service, service.head(caller, id))
         return facts_of(service, service.store.journal(head.id), service.loaded(id, head))
 
     return await service.aside(read)
@@ -210,7 +208,7 @@ async def imprint(
     id: str, body: Imprint, request: Request, service: Service = SERVICE, caller: Caller = WRITE
 ) -> dict[str, Any]:
     """Let them live through a text or a conversation; what they have lived through already is recognised, and not written again."""
-    head = await service.aside(lambda: service.head(caller, id))
+    head = await service.aside(lambda: _of_this_model(service, service.head(caller, id)))
     if (body.text is None) == (body.messages is None):
         raise ApiError(400, "give a text or messages: one of them", code="invalid_value", param="text")
     told = body.text if body.text is not None else [m.model_dump(include={"role", "content"}) for m in body.messages or ()]
@@ -275,7 +273,7 @@ async def forget(id: str, body: Forget, service: Service = SERVICE, caller: Call
         service.let_go(id)
         return proof_of(found, caller)
 
-    return _accepted(service, "forget", id, work, interrupts=False)
+    return _accepted(service, caller, "forget", id, work)
 
 
 @router.post("/{id}/sleep", status_code=202)
@@ -295,21 +293,29 @@ async def sleep(id: str, body: Sleep, service: Service = SERVICE, caller: Caller
             "best_step": done.slept.best_step, "questions": done.slept.questions,
         }  # fmt: skip
 
-    return _accepted(service, "sleep", id, work, interrupts=True)
+    return _accepted(service, caller, "sleep", id, work)
 
 
-@router.get("/{id}/export", response_class=FileResponse)
-async def export(id: str, service: Service = SERVICE, caller: Caller = READ) -> FileResponse:
+@router.get("/{id}/export", response_class=StreamingResponse)
+async def export(id: str, service: Service = SERVICE, caller: Caller = READ) -> StreamingResponse:
     """All of them in one file, with their journal: what `import` takes."""
-    name = await service.aside(lambda: service.person(caller, id))
-    folder = Path(tempfile.mkdtemp(prefix="regard-"))
-    try:
-        file = await service.aside(lambda: service.store.export(name, folder / f"{name}.safetensors"))
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    gone = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
-    return FileResponse(file, media_type="application/octet-stream", filename=file.name, background=gone)
+
+    def write() -> tuple[str, int, BinaryIO]:
+        name = service.person(caller, id)
+        with tempfile.TemporaryDirectory(prefix="regard-") as folder:
+            file = service.store.export(name, Path(folder) / f"{name}.safetensors")
+            # Open, and without a name: whatever becomes of the client, nothing of it stays behind.
+            return file.name, file.stat().st_size, file.open("rb")
+
+    name, size, opened = await service.aside(write)
+
+    def parts() -> Iterator[bytes]:
+        with opened:
+            while data := opened.read(1 << 20):
+                yield data
+
+    headers = {"content-disposition": f'attachment; filename="{name}"', "content-length": str(size)}
+    return StreamingResponse(parts(), media_type="application/octet-stream", headers=headers)
 
 
 UPLOAD = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}, "required": True}
@@ -373,9 +379,10 @@ def _of_this_model(service: Service, head: Commit) -> Commit:
 
 
 def _accepted(
-    service: Service, kind: Literal["sleep", "forget"], name: str, work: Callable[[Tell], dict[str, Any]], *, interrupts: bool
+    service: Service, caller: Caller, kind: Literal["sleep", "forget"], name: str, work: Callable[[Tell], dict[str, Any]]
 ) -> JSONResponse:
-    job = service.jobs.submit(kind, name, work, interrupts=interrupts)
+    # A night that is cancelled keeps its best so far; of a forgetting there is all or nothing.
+    job = service.jobs.submit(kind, name, work, interrupts=kind == "sleep", by=caller.id)
     return JSONResponse(job.body(), 202, {"location": f"/v1/jobs/{job.id}"})
 
 
