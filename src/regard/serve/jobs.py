@@ -111,7 +111,7 @@ class Jobs:
                 raise ApiError(
                     409, f"{identity!r} has a {kind} under way already: {same[0].id}", code="job_under_way", param="id"
                 )
-            if len(self._queue) >= self._most or sum(j.by == by for j in self._queue) >= self._most // 4:
+            if len(self._queue) >= self._most or sum(j.by == by for j in self._queue) >= max(1, self._most // 4):
                 raise QueueFullError(len(self._queue), RETRY)
             self._jobs[job.id] = job
             self._queue.append(job)
