@@ -29,7 +29,7 @@ from regard.serve.keys import Keys
 
 SECRET = re.compile(rb"zq[a-z]{10}")
 PATIENCE = 120.0
-"""Seconds for which a turn is tried again before the server is said not to answer."""
+"""Seconds for which a server that is up may leave a turn unacknowledged; how long it takes to start again does not count."""
 WARM = 0.3
 """Share of a run after which memory is expected to be flat."""
 
@@ -80,6 +80,8 @@ class Person:
         self.name, self.random = f"person-{number:03}", random.Random(number)
         self.secret = "zq" + "".join(self.random.choices("abcdefghijklmnopqrstuvwxyz", k=10))
         self.seen, self.base, self.turns = seen, base, 0
+        self.lost = 0.0
+        """When a connection was last refused or lost."""
         self.client = httpx.AsyncClient(
             base_url=server.url, headers={"authorization": f"Bearer {token}"}, timeout=httpx.Timeout(60.0)
         )
@@ -100,7 +102,7 @@ class Person:
         text = f"Turn {self.turns}: my secret word is {self.secret}, and I like the number {self.random.randrange(10**6)}."
         key = f"{self.name}-{self.turns}"
         body = {**self.chat(text), "stream": stream}
-        until = time.monotonic() + PATIENCE
+        began = time.monotonic()
         while True:
             commit = await self.attempt("stream" if stream else "tell", body, {"idempotency-key": key})
             if commit is not None:
@@ -109,7 +111,7 @@ class Person:
             if stop.is_set():
                 self.seen.open.append(Turn(self.name, text, None))
                 return
-            if time.monotonic() > until:
+            if time.monotonic() > max(began, self.lost) + PATIENCE:
                 self.seen.faults.append(f"{self.name}: a turn was not acknowledged within {PATIENCE:.0f} s")
                 self.seen.open.append(Turn(self.name, text, None))
                 return
@@ -194,6 +196,7 @@ class Person:
                             commit = chunk["regard"]["commit"]
         except httpx.TransportError as error:
             self.seen.statuses[type(error).__name__] += 1
+            self.lost = time.monotonic()
             await asyncio.sleep(0.2)
             return commit
         self.check(said.encode())
@@ -209,6 +212,7 @@ class Person:
             response = await self.client.request(method, path, json=body, headers=headers)
         except httpx.TransportError as error:
             self.seen.statuses[type(error).__name__] += 1
+            self.lost = time.monotonic()
             await asyncio.sleep(0.2)
             return None
         if response.status_code != 200:
