@@ -14,6 +14,7 @@ import asyncio
 import json
 import random
 import re
+import signal
 import statistics
 import sys
 import time
@@ -309,6 +310,8 @@ def main() -> int:
     options = parser.parse_args()
     from load_check import judge, report
 
+    # Whoever ends this ends the server too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = options.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     keys = Keys(folder / "keys.json")
