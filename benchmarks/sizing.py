@@ -35,7 +35,7 @@ from .harness import environment
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "sizing.md"
 OPEN, CLOSE = "<!-- sizing -->", "<!-- /sizing -->"
-TURNS = 24
+TURNS = 12
 PEOPLE, PER_DAY, DAYS, SPEAKING = 1_000_000, 10, 365, 0.01
 """On paper: how many, how many turns a day each, for how many days, and which share of them in the busiest minute."""
 NAMES = ("Mochi", "Ada", "Porto", "Lumen", "Basil", "Kyoto", "Iris", "Tove", "Marlow", "Nantes", "Pip", "Quill")
