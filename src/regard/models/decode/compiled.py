@@ -24,8 +24,8 @@ from ...errors import CheckpointError
 
 SOURCE = Path(__file__).with_name("products.c")
 FLAGS = ("-O3", "-mavx2", "-mfma", "-fno-math-errno", "-fPIC")
-PATIENCE = 60.0
-"""Seconds that a compiler may take for each of its two calls."""
+PATIENCE = 300.0
+"""Seconds that a compiler may take for each of its two calls: five alone, and many times as long beside much other work."""
 LARGEST = 1 << 24
 
 

@@ -150,16 +150,16 @@ WIDE static void unit_wide(const int8_t *w, int64_t outs, const int16_t *x, int6
             const int8_t *from = w + o * in;
             const int16_t *with = x + r * stride;
             int64_t *to = y + o * NEAR + r;
-            int first = r == 0;
-            switch ((outs - o < 4 ? outs - o : 4) * 8 + (rows - r < 4 ? rows - r : 4)) {
+            // More than eight rows begin with four.
+            int ahead = r == 0;
+            switch (ahead * 64 + (outs - o < 4 ? outs - o : 4) * 8 + (rows - r < 4 ? rows - r : 4)) {
 #define CASE(o, r) \
-    case o * 8 + r: \
-        if (first) \
-            tile_wide(o, r, 1, from, with, stride, in, to); \
-        else \
-            tile_wide(o, r, 0, from, with, stride, in, to); \
-        break;
-                TILES(CASE)
+    case o * 8 + r: tile_wide(o, r, 0, from, with, stride, in, to); break;
+                TILES(CASE) FOURS(CASE) CASE(4, 4)
+#undef CASE
+#define CASE(o) \
+    case 64 + o * 8 + 4: tile_wide(o, 4, 1, from, with, stride, in, to); break;
+                CASE(1) CASE(2) CASE(3) CASE(4)
 #undef CASE
             }
         }
