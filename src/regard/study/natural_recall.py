@@ -37,13 +37,15 @@ from .people.baselines import Lora, Turns, knowing, summary, words
 from .people.generator import neutral
 from .people.longmemeval import asked_rows, longmemeval
 from .people.natural import NaturalPerson, NaturalQuestion, about_document, contains, everyday, natural
+from .people.natural_data import NaturalPool
 from .tasks.packaged import MINILM, SMOLLM2, sentence_vectors
 from .tasks.pretrained import smollm2
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PEOPLE = 6
+PEOPLE = 12
+POOL: NaturalPool = "test"
 SHARE = 0.25
 SAME_WORDS, SAME_MEANING = 12, 0.9
 """First words that are compared, and the cosine above which two answers say the same."""
@@ -77,7 +79,7 @@ class Plan:
 PLANS = {
     "mini": Plan(2, True, 2, 1, 1, 2, 1, 2),
     "quick": Plan(None, True, 2, 1, 3, 8, 2, 16),
-    "full": Plan(None, False, 4, 4, 4, 24, 8, 48),
+    "full": Plan(None, False, 4, 28, 5, 24, 8, 48),
 }
 
 
@@ -104,22 +106,22 @@ def _lora(size: Size) -> Lora:
 
 
 @cache
-def _people(size: Size) -> list[NaturalPerson]:
-    return natural(PEOPLE + 1, 0, "test", PLANS[size].short)
+def _people(size: Size, pool: NaturalPool) -> list[NaturalPerson]:
+    return natural(PEOPLE + 1, 0, pool, PLANS[size].short)
 
 
 @cache
-def lived(seed: int, size: Size) -> Lived:
+def lived(seed: int, size: Size, pool: NaturalPool) -> Lived:
     """Person `seed`, written; the next seed needs them again as somebody else."""
     sentence_vectors(["."])  # the encoder is opened before anything is timed, and before an episode asks whether it is at hand
-    person, began = _people(size)[seed], time.perf_counter()
+    person, began = _people(size, pool)[seed], time.perf_counter()
     whole, sparse = write_history(_examiner(size), person.history, Rule(), Rule(share=SHARE, budget=10**6, episodes=False))
     return Lived(person, Turns.of(person.history), whole, sparse.identity, time.perf_counter() - began)
 
 
-def run(seed: int, size: Size) -> Record:
+def run(seed: int, size: Size, pool: NaturalPool = POOL) -> Record:
     plan, examiner = PLANS[size], _examiner(size)
-    me, other = lived(seed, size), lived(seed + 1, size)
+    me, other = lived(seed, size, pool), lived(seed + 1, size, pool)
     questions = Random(seed).sample(me.person.questions, min(plan.questions, len(me.person.questions)))
     return {
         "name": me.person.name,
@@ -131,7 +133,7 @@ def run(seed: int, size: Size) -> Record:
         },
         **_answers(me, other, questions, examiner, plan, seed, size),
         "ranks": _ranks(me, questions, examiner),
-        **_nobody_asked(me, examiner, plan, seed),
+        **_nobody_asked(me, examiner, plan, seed, pool),
         "timed_write": round(me.seconds, 2),
         "longmemeval": _long_rows(seed, size, examiner),
     }
@@ -223,29 +225,22 @@ def _ranks(me: Lived, questions: Sequence[NaturalQuestion], examiner: Examiner) 
     return ranks
 
 
-def _nobody_asked(me: Lived, examiner: Examiner, plan: Plan, seed: int) -> Record:
+def _nobody_asked(me: Lived, examiner: Examiner, plan: Plan, seed: int, pool: NaturalPool) -> Record:
     """Questions that have nothing to do with this person, or that the history does not answer; and prose."""
     values = {answer for fact in me.person.facts for answer in fact.accepted}
     day: dict[str, list[float]] = {"same": [], "cosine": [], "private": [], "nats": [], "refused": []}
     said: list[list[str]] = []
-    for text in Random(seed).sample(everyday("test"), plan.everyday):
+    every = everyday(pool)
+    for text in Random(seed).sample(every, min(plan.everyday, len(every))):
         prompt = examiner.prompt([{"role": "user", "content": text}])
-        base = examiner.ask(prompt, ".").text
         mind = examiner.recalled(me.episodes.identity, prompt)
-        with_identity = examiner.ask(prompt, base or ".", mind)
-        cosine = float(sentence_vectors([base or "."]) @ sentence_vectors([with_identity.text or "."])[0])
-        same = words(base)[:SAME_WORDS] == words(with_identity.text)[:SAME_WORDS] or cosine >= SAME_MEANING
-        private = sum(contains(with_identity.text, v) and not contains(base, v) and not contains(text, v) for v in values)
-        nats = with_identity.nats - examiner.ask(prompt, base or ".", greedy=False).nats
-        for key, value in (
-            ("same", same),
-            ("cosine", cosine),
-            ("private", private),
-            ("nats", nats),
-            ("refused", _refused(mind)),
-        ):
+        # Where nothing comes to mind the answer is the base's bit for bit, which tests hold: it is not computed twice.
+        found = (1.0, 1.0, 0.0, 0.0)
+        if not _refused(mind):
+            found, answers = _changed(examiner, prompt, text, mind, values)
+            said.append([text, *answers])
+        for key, value in zip(day, (*found, _refused(mind)), strict=True):
             day[key].append(round(float(value), 4))
-        said.append([text, base, with_identity.text])
     texts = neutral("test")
     ids = examiner.tokenizer.encode(texts[seed % len(texts)])
     prompt, rest = ids[: len(ids) // 3], examiner.tokenizer.decode(ids[len(ids) // 3 :])
@@ -258,6 +253,19 @@ def _nobody_asked(me: Lived, examiner: Examiner, plan: Plan, seed: int) -> Recor
         "prose": round(prose, 4),
         "refused": [float(_refused(examiner.recalled(me.episodes.identity, p))) for p in plain],
     }
+
+
+def _changed(
+    examiner: Examiner, prompt: list[int], text: str, mind: Identity, values: set[str]
+) -> tuple[tuple[float, float, float, float], list[str]]:
+    """Is the answer the same in substance, at which cosine, with how many private words, at which nats; and both answers."""
+    base = examiner.ask(prompt, ".").text
+    answer = examiner.ask(prompt, base or ".", mind)
+    cosine = float(sentence_vectors([base or "."]) @ sentence_vectors([answer.text or "."])[0])
+    same = words(base)[:SAME_WORDS] == words(answer.text)[:SAME_WORDS] or cosine >= SAME_MEANING
+    private = sum(contains(answer.text, v) and not contains(base, v) and not contains(text, v) for v in values)
+    nats = answer.nats - examiner.ask(prompt, base or ".", greedy=False).nats
+    return (float(same), cosine, float(private), nats), [base, answer.text]
 
 
 def _refused(mind: Identity) -> bool:
@@ -354,6 +362,6 @@ STUDY = Study(
     judge=judge,
     draw=draw,
     planted=planted,
-    seeds=PEOPLE,
+    seeds=6,  # of the twelve people, each takes two minutes of CPU; a run with more goes on from these
     needs=(SMOLLM2, MINILM),
 )
