@@ -345,9 +345,11 @@ def test_read_only_and_compare_write_nothing(model: str):
 
 
 def test_commands_of_a_chat_do_what_they_say(model: str):
-    imprint(model)
+    told = "I am Mara. My cat is called Mochi."
+    imprint(model, told)
+    # A model of random weights finds only what it is asked for word by word.
     done = chat(
-        model, "/help", "/why", "hello", "/why", "/why 3", "/why most", "/why 99", "/compare", "/affect -0.5", "/affect glad",
+        model, "/help", "/why", told, "/why", "/why 3", "/why most", "/why 99", "/compare", "/affect -0.5", "/affect glad",
         "/who", "/fork tom", "/fork mara", "more", "/rollback", "/rollback 99", "/dance", "/quit", "never said",
         more=("-i", "mara"),
     )  # fmt: skip
