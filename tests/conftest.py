@@ -28,6 +28,9 @@ def _leave() -> None:
 
 # Those of clients have an environment of their own: `.ci/clients`.
 collect_ignore = ["clients"]
+# Those of the Triton kernels need the interpreter, which is asked for before triton is imported: `attention/test_triton.py`.
+if os.environ.get("TRITON_INTERPRET") != "1":
+    collect_ignore.append("interpreted")
 
 # Modules beside a test (`tiny`, `stored`) are imported by their plain names.
 sys.path[:0] = [str(p) for p in sorted(Path(__file__).parent.iterdir()) if p.is_dir() and p.name not in collect_ignore]
@@ -40,6 +43,14 @@ from helpers import iris_rows  # noqa: E402
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40, database=None)
 hypothesis.settings.load_profile("fixed")
+
+
+LONGEST = ("test_studies.py", "test_notebooks.py", "test_store_crash.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole files go to one process, and a long one that came last would be waited for: these come first."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="session", autouse=True)

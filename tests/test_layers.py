@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = (
-    ("errors", "files", "part", "scope", "state"),
+    ("compiled", "errors", "files", "part", "scope", "state", "values"),
     ("geometry", "selection", "position"),
     ("attention",),
     ("nn", "abstention"),

@@ -17,17 +17,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .attention.allow import All, Allow, Causal
-from .attention.chunked import order_after
 from .attention.fused import one_row
 from .attention.inspect import Attended, inspect
-from .attention.operator import attend, run, run_after
-from .attention.problem import pose
+from .attention.library import is_called_for
+from .attention.operator import attend, solve, solve_after
 from .attention.spec import Spec, parse
 from .errors import CombinationError, ShapeError, StateError
 from .part import Sizes
 from .position import NoPosition
 from .scope import Scope
 from .state import State
+from .values import tree
 
 
 class Owner(NamedTuple):
@@ -47,6 +47,7 @@ class Owner(NamedTuple):
         return self._replace(rows=tuple(self.rows[i] for i in index.tolist()))
 
 
+@tree
 @dataclass(frozen=True)
 class Cache:
     """Keys (turned already, where RoPE may turn them early) and values so far, and what a selection that carries left behind."""
@@ -62,6 +63,11 @@ class Cache:
     """Who filled it; None while it is empty, or where somebody made it by hand."""
 
     def __len__(self) -> int:
+        return self.tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it holds; a symbol where they are traced, which `len` cannot give."""
         return self.written if self.k is None else self.k.shape[2] - self.lead
 
     def keys(self) -> Tensor:
@@ -101,7 +107,7 @@ class Cache:
         if self.owner is owner and self.k is not None and self.k.shape[0] == batch:
             # Every step but the first.
             return self
-        if self.batch is None or not (len(self) or self.lead):
+        if self.batch is None or not (self.tokens or self.lead):
             return self if self.owner == owner else replace(self, owner=owner)
         if self.owner != owner:
             # What was made by hand is read by the model alone: an identity's keys are wider than any that it could hold.
@@ -261,6 +267,8 @@ class Attention(nn.Module):
         self.trained = nn.ParameterDict({name: nn.Parameter(x) for name, x in initial.items()})
         self.name = token_hex(8)
         """Tells this layer from every other; a copy of it, with the same weights, keeps the name."""
+        # Known from here on: a compiler that traces a call would have to wait at the lock of what is computed when it is first read.
+        _ = self.owner, self.met, self.bare, self.writes, self.turns_early
 
     def forward(
         self,
@@ -302,7 +310,7 @@ class Attention(nn.Module):
             out, cache = override.meet(self, q, k, v, cache, allow)
             return self.joined(out), cache
         if self.turns_early:
-            q, k = (self.spec.position.apply(y, len(cache), State()) for y in (q, k))
+            q, k = (self.spec.position.apply(y, cache.tokens, State()) for y in (q, k))
         out, cache = self.meet(q, k, v, cache, allow=allow, state=state)
         return self.joined(out), cache
 
@@ -321,30 +329,33 @@ class Attention(nn.Module):
         Where `turns_early` says so, q and k come turned.
         """
         whole = self.state(state)
-        if whole.offset not in (None, len(cache)):
+        if whole.offset not in (None, cache.tokens):
             raise StateError(
-                f"state.offset={whole.offset!r}, and the first of the new tokens stands at {len(cache)}, after those in the cache: "
+                f"state.offset={whole.offset!r}, and the first of the new tokens stands at {cache.tokens}, after those in the cache: "
                 "leave offset out"
             )
         cache = cache.of(self.owner, k.shape[0])
         if self.writes and cache.k is None and v is not None:
-            problem = pose(q, k, v, self.met, (None, None, None), None, replace(whole, offset=None))
-            how = order_after(allow, problem, len(cache))
-            if how is not None:
-                out, carry = run_after(problem, how, len(cache), cache.carry)
-                return out, cache.wrote(carry, k.shape[2])
+            met = solve_after(q, k, v, self.met, allow, whole, (cache.tokens, cache.carry))
+            if met is not None:
+                return met[0], cache.wrote(met[1], k.shape[2])
             if cache.written:
                 raise CombinationError(
                     f"{self.spec}: {cache.written} tokens are written into a state of fixed size, and under {allow} each row would "
                     "need keys of its own; begin with an empty cache under this rule, and it keeps keys"
                 )
         cache = cache.grown(k, k if v is None else v)
-        if self.bare is not None and state is None and q.shape[2] == 1 and (allow is None or isinstance(allow, Causal | All)):
+        if (
+            self.bare is not None
+            and state is None
+            and q.shape[2] == 1
+            and (allow is None or isinstance(allow, Causal | All))
+            and not is_called_for(q)
+        ):
             # One token after the others is what decoding does all day: the call that the plan would come to, at once.
             return one_row(q, cache.keys(), cache.values(), self.bare), cache
-        parts = (None, None, None)
-        problem = pose(q, cache.keys(), cache.values(), self.met, parts, allow, replace(whole, carry=cache.carry))
-        out, carry = run(problem)
+        parts, whole = (None, None, None), replace(whole, carry=cache.carry)
+        out, carry = solve(q, cache.keys(), cache.values(), self.met, parts, allow, whole)
         return out, cache if carry is None else replace(cache, carry=carry)
 
     @property

@@ -24,9 +24,11 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from threading import get_ident
+from threading import Lock, get_ident
 from types import FrameType
 from typing import Any, Generic, TypeVar
+
+import torch
 
 from .errors import StateError
 
@@ -83,27 +85,42 @@ class Scope(Generic[V]):
     def __init__(self, name: str) -> None:
         self._here: ContextVar[_Here[V] | None] = ContextVar(name, default=None)
         self._frames: dict[FrameType, list[tuple[Entry[V], _Token]]] = {}
+        self._open, self._counting = 0, Lock()
+        self.is_idle = True
+        """True where no block is open anywhere. A compiler cannot read a context: a graph that was made while this was so holds as
+        long as it is, and is made again when a block is opened."""
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self._open += change
+            self.is_idle = self._open == 0
 
     @contextmanager
     def held(self, values: Mapping[Any, V | None], end: Callable[[], object] | None = None) -> Generator[None]:
         """Inside, these hold; None for a key is a value too. `end` is called when no context has the block any more."""
+        self._count(1)
         entry = self._enter(values, end)
         try:
             yield
         finally:
             self._leave(entry)
+            self._count(-1)
 
     @contextmanager
     def bound(self, values: Mapping[Any, V]) -> Generator[None]:
         """Inside, exactly these hold, whatever blocks are open: for one call, and never around a yield."""
         before = self._here.get()
+        self._count(1)
         self._here.set(_Here((), values, bound=True))
         try:
             yield
         finally:
             self._here.set(before)
+            self._count(-1)
 
     def get(self, key: Hashable, default: Any = None) -> V | None:
+        if self.is_idle and torch.compiler.is_compiling():
+            return default
         here = self._here.get()
         if here is None:
             if not self._frames:

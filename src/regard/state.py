@@ -16,8 +16,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .errors import StateError
+from .values import readable, tree
 
 
+def _no_tensors() -> dict[str, Tensor]:
+    return {}
+
+
+@tree
 @dataclass(frozen=True)
 class LowRank:
     """T = left · diag(signs) · rightᵀ. `right` is `left` unless given, so that T is symmetric with chosen signs."""
@@ -42,12 +48,13 @@ class LowRank:
         return [x for x in (self.left, self.right, self.signs) if x is not None]
 
 
+@tree
 @dataclass(frozen=True)
 class Self:
     """A self state s and the weights through which it enters attention; `self_conditioned` and `affect` name those they need."""
 
     s: Float[Tensor, "*batch S"]
-    weights: Mapping[str, Tensor] = field(default_factory=lambda: dict[str, Tensor]())
+    weights: Mapping[str, Tensor] = field(default_factory=_no_tensors)
 
     def weight(self, name: str, by: object) -> Tensor:
         """The weight of this name, for the part `by` that reads it."""
@@ -59,6 +66,7 @@ class Self:
         return self.weights[name]
 
 
+@tree
 @dataclass(frozen=True)
 class Additive:
     """Bahdanau's weights: score = w · tanh(w_q q + w_k k), A hidden units, shared or one set per query head."""
@@ -68,6 +76,7 @@ class Additive:
     w_k: Float[Tensor, "*heads A D"]
 
 
+@tree
 @dataclass(frozen=True)
 class State:
     """The tensors that mechanisms ask for by name, and where the first query stands."""
@@ -81,7 +90,7 @@ class State:
     positions: Float[Tensor, "length D"] | None = None
     carry: Tensor | None = None
     offset: int | None = None
-    others: Mapping[str, Tensor] = field(default_factory=lambda: dict[str, Tensor]())
+    others: Mapping[str, Tensor] = field(default_factory=_no_tensors)
     """What parts that are not of this package ask for, by the names they need."""
 
     def get(self, name: str) -> object:
@@ -129,7 +138,12 @@ _SINGLE = ("alpha", "temperature", "relative", "positions", "carry")
 
 
 def magnitude(x: Tensor, name: str) -> float:
-    """|x|, one pass. A NaN in a persistent state poisons everything after it, so it is refused where it enters."""
+    """|x|, one pass. A NaN in a persistent state poisons everything after it, so it is refused where it enters.
+
+    NaN where there are no numbers to read.
+    """
+    if not readable(x):
+        return math.nan
     norm = float(torch.linalg.vector_norm(x.detach() if x.is_floating_point() else x.detach().double()))
     if not math.isfinite(norm) and not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from numbers import Integral
 from typing import Literal
 
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..errors import ShapeError
+from ..values import constant, hashable, keepable, readable, tree
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,14 @@ class Allow(ABC):
         """Refuse what does not fit the call; a rule without tensors fits all."""
         return
 
+    @property
+    def by_distance(self) -> bool:
+        """True when it depends on how far apart a query and a key stand, and in which order, alone.
+
+        Such a rule is a value: where its fields can be hashed they say all of it, and small masks are kept from call to call.
+        """
+        return False
+
     def __and__(self, other: Allow | Tensor) -> Allow:
         return Both(self, rule(other))
 
@@ -103,6 +113,7 @@ class Allow(ABC):
         return Not(self)
 
 
+@constant
 @dataclass(frozen=True)
 class All(Allow):
     """Every pair."""
@@ -113,7 +124,12 @@ class All(Allow):
     def span(self, first: int, last: int, keys: int) -> Span:
         return Span(0, keys, 0, keys)
 
+    @property
+    def by_distance(self) -> bool:
+        return True
 
+
+@constant
 @dataclass(frozen=True)
 class Causal(Allow):
     """A query meets the keys at and before its own position."""
@@ -124,7 +140,12 @@ class Causal(Allow):
     def span(self, first: int, last: int, keys: int) -> Span:
         return Span(0, last + 1, 0, first + 1)
 
+    @property
+    def by_distance(self) -> bool:
+        return True
 
+
+@constant
 @dataclass(frozen=True)
 class Window(Allow):
     """The `keys` nearest keys up to and *counting* the query's own position, and `ahead` keys after it."""
@@ -144,7 +165,12 @@ class Window(Allow):
         lo, hi = first - self.keys + 1, last + self.ahead + 1
         return Span(lo, hi, last - self.keys + 1, first + self.ahead + 1)
 
+    @property
+    def by_distance(self) -> bool:
+        return True
 
+
+@constant
 @dataclass(frozen=True)
 class Prefix(Allow):
     """Everyone meets the first n keys: `Causal() | Prefix(n)` is a prefix language model."""
@@ -162,6 +188,7 @@ class Prefix(Allow):
         return Span(0, self.n, 0, self.n)
 
 
+@tree
 @dataclass(frozen=True, eq=False)
 class Padding(Allow):
     """Keys that are real: the first `lengths[b]` of row b, or the last ones with side="left"."""
@@ -180,7 +207,11 @@ class Padding(Allow):
             raise ShapeError(f"Padding has lengths of {self.lengths.dtype}; they count keys, so they are whole numbers")
         if self.side not in ("right", "left"):
             raise ShapeError(f"Padding(side={self.side!r}): the side is 'right' or 'left'")
-        if self.lengths.numel() and (int(self.lengths.min()) < 0 or int(self.lengths.max()) > call.K):
+        if (
+            self.lengths.numel()
+            and readable(self.lengths)
+            and (int(self.lengths.min()) < 0 or int(self.lengths.max()) > call.K)
+        ):
             raise ShapeError(f"Padding has lengths {self.lengths.tolist()}; they lie in 0..{call.K}, the number of keys")
 
 
@@ -199,6 +230,7 @@ class BoundPadding(Allow):
         return Span(*self.outer, *self.inner)
 
 
+@tree
 @dataclass(frozen=True, eq=False)
 class Document(Allow):
     """Only tokens of one document meet: `ids` (B, K) or (K) says whose each key is.
@@ -227,6 +259,7 @@ class Document(Allow):
             )
 
 
+@tree
 @dataclass(frozen=True, eq=False)
 class Mask(Allow):
     """Any boolean tensor that broadcasts to (B, H, Q, K)."""
@@ -277,6 +310,7 @@ class Alone(Allow):
         return (t.q_at() >= self.lead + first) | (t.k_at() >= self.lead)
 
 
+@tree
 @dataclass(frozen=True)
 class Both(Allow):
     a: Allow
@@ -293,7 +327,12 @@ class Both(Allow):
         self.a.check(call)
         self.b.check(call)
 
+    @property
+    def by_distance(self) -> bool:
+        return self.a.by_distance and self.b.by_distance
 
+
+@tree
 @dataclass(frozen=True)
 class Either(Allow):
     a: Allow
@@ -315,7 +354,12 @@ class Either(Allow):
         self.a.check(call)
         self.b.check(call)
 
+    @property
+    def by_distance(self) -> bool:
+        return self.a.by_distance and self.b.by_distance
 
+
+@tree
 @dataclass(frozen=True)
 class Not(Allow):
     a: Allow
@@ -336,9 +380,13 @@ class Not(Allow):
     def check(self, call: Call) -> None:
         self.a.check(call)
 
+    @property
+    def by_distance(self) -> bool:
+        return self.a.by_distance
+
 
 def _whole(n: object) -> bool:
-    return isinstance(n, Integral) and not isinstance(n, bool)
+    return isinstance(n, Integral | torch.SymInt) and not isinstance(n, bool)
 
 
 def _check_tensor(x: object, rule: str, field: str, call: Call) -> None:
@@ -346,6 +394,24 @@ def _check_tensor(x: object, rule: str, field: str, call: Call) -> None:
         raise ShapeError(f"{rule} has {field} {x!r}, a {type(x).__name__}; pass a tensor, as in {rule}(torch.tensor(...))")
     if x.device != call.device:
         raise ShapeError(f"{rule} has {field} on {x.device}, and q is on {call.device}; put them on one device")
+
+
+SMALL = 1 << 16
+"""Pairs up to which a mask is kept for the next call: small problems are mostly made of what they have in common."""
+
+
+def allowed_in(a: Allow, t: Tile) -> Bool[Tensor, "#B #H q k"]:
+    """`a.tile(t)`, not to be written to: the same tensor again for small tiles of a rule that is made of numbers alone."""
+    if not a.by_distance or (t.stop - t.start) * (t.hi - t.lo) > SMALL or not (keepable() and hashable(a)):
+        return a.tile(t)
+    return _kept_tile(a, t)
+
+
+@lru_cache(maxsize=64)
+def _kept_tile(a: Allow, t: Tile) -> Tensor:
+    # It outlives the call: made under inference mode it could never be trained with.
+    with torch.inference_mode(False):
+        return a.tile(t)
 
 
 def rule(x: Allow | Tensor | None) -> Allow:
@@ -368,7 +434,7 @@ def bind(a: Allow, keys: int) -> Allow:
         case Padding(lengths, side):
             if not lengths.numel():
                 return All()
-            low, high = int(lengths.min()), int(lengths.max())
+            low, high = (int(lengths.min()), int(lengths.max())) if readable(lengths) else (0, keys)
             if side == "right":
                 return BoundPadding(torch.zeros_like(lengths), lengths, (0, high), (0, low))
             return BoundPadding(keys - lengths, torch.full_like(lengths, keys), (keys - high, keys), (keys - low, keys))

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import CombinationError
 from ..selection.fast_weights import CHUNK, FastWeights
 from ..selection.linear import Linear
+from ..values import readable
 from .allow import All, Allow, Both, Call, Causal, Tile, bind, rule, same_for_all
 from .gradients import only_once
 from .problem import Problem
@@ -55,7 +56,7 @@ def scan(p: Problem, how: Order) -> Tensor:
     """The output of a problem whose keys are all there."""
     linear = _linear(p)
     q, k, v, real = _heads(p, how.real(0, p.k.shape[2], p.q.device), linear)
-    job = Job(linear, how.causal, p.offset, real)
+    job = Job(linear, how.causal, p.offset, real, p.memo is not None and p.memo.again)
     return Scanned.apply(job, q, k, v) if trains(q, k, v) else job(q, k, v)  # pyright: ignore
 
 
@@ -67,6 +68,8 @@ class Job:
     causal: bool
     offset: int
     real: Tensor | None
+    again: bool = False
+    """True where the result is known, and only its gradient is wanted."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         weights = FastWeights.empty(self.linear, k, v)
@@ -82,7 +85,7 @@ class Scanned(torch.autograd.Function):
     def forward(ctx: Any, job: Job, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.job = job
         ctx.save_for_backward(q, k, v)
-        return job(q, k, v)
+        return v.new_zeros(1).expand(*q.shape[:3], v.shape[-1]) if job.again else job(q, k, v)
 
     @staticmethod
     @only_once
@@ -120,7 +123,7 @@ def scan_after(p: Problem, how: Order, held: int, carry: Tensor | None) -> tuple
     q, k, v, real = _heads(p, how.real(held, held + K, p.q.device), linear)
     weights = FastWeights.empty(linear, k, v) if carry is None else FastWeights.unpacked(linear, carry, k.shape[1], v.dtype)
     earlier = how.real(0, held, p.q.device)
-    if earlier is not None and not bool((earlier.sum(-1, keepdim=True) == weights.count).all()):
+    if earlier is not None and readable(weights.count) and not bool((earlier.sum(-1, keepdim=True) == weights.count).all()):
         raise CombinationError(
             f"{p.spec}: what was written cannot be hidden again, and this rule shows other keys than those {held} steps wrote; "
             "hide a key when it comes, or begin with an empty cache under the new rule"

@@ -4,7 +4,8 @@ Three routes, from the plainest to the most general, all exact:
 
     sdpa     torch's own call, when scores are a bare dot product under no rule or the causal one
     flash    torch's CPU flash kernel with a bias per key, which a public call refuses together with causality
-    chunks   the same kernel over chunks of query rows, whose masks and position biases are made chunk by chunk
+    chunks   the same kernel over chunks of query rows, whose masks and position biases are made chunk by chunk or, where they
+             depend on how far apart two tokens stand, once for a single row (`band`)
 
 The kernel returns the log-sum-exp of every row, and we differentiate through it: one more key with a score and a value, the
 null slot of `abstain` or the self token, then needs no longer key tensor but a gate.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,12 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..geometry.base import Lowered
-from .allow import All, Causal, Tile
-from .gradients import only_once
+from . import band
+from .allow import All, Causal, Tile, allowed_in
+from .gradients import full_precision, only_once
+from .private import OPERATOR
 from .problem import Problem
 
-_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # pyright: ignore
-_kernel_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # pyright: ignore
+_kernel, _kernel_backward = OPERATOR.forward, OPERATOR.backward
 
 CHUNK = 1 << 21
 """Pairs per chunk of mask."""
@@ -48,12 +51,24 @@ def is_causal(p: Problem) -> bool:
 def sdpa(p: Problem, low: Lowered) -> tuple[Tensor, Tensor]:
     """torch's own call: the result, twice, since nothing is added to what the kernel gave. One query meets every key, so its group's heads can stand as rows and no key is repeated."""
     _, H, G, Q, _, D, E = p.sizes
+    if p.memo is not None and p.q.device.type == "cpu" and not OPERATOR.missing:
+        return _remembered(p, low)
     # With any other layout torch falls back to a path that writes all Q × K scores.
     q, k, v = adjacent(low.q), adjacent(low.k), adjacent(_padded(p.v, D))
     if Q == 1:
         out = one_row(q, k, v, low.scale)[..., :E]
         return out, out
     out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal(p), scale=low.scale, enable_gqa=H != G)[..., :E]
+    return out, out
+
+
+def _remembered(p: Problem, low: Lowered) -> tuple[Tensor, Tensor]:
+    """The same by the kernel itself, which gives what backward begins with; under autocast as torch's own call rounds."""
+    qkv = (low.q, low.k, p.v)
+    if torch.is_autocast_enabled("cpu") and p.q.dtype != torch.float64:
+        qkv = tuple(x.to(torch.get_autocast_dtype("cpu")) for x in qkv)
+    with full_precision("cpu"):
+        out, _ = Flash.apply(*qkv, None, low.scale, Cover(p, None, 1.0))  # pyright: ignore
     return out, out
 
 
@@ -89,11 +104,27 @@ class Cover:
     def whole(self) -> bool:
         return simple_rule(self.problem) and not self.problem.spec.position.biases
 
+    @cached_property
+    def band(self) -> band.Band | None:
+        """The masks of all chunks, where keys then stand in reverse order; None where each chunk has its own."""
+        p = self.problem
+        return band.band(p, p.q, self.table, self.temperature) if band.serves(p) else None
+
+    def order(self, x: Tensor) -> Tensor:
+        """Keys (B, H, K, …) in the order of the masks, or back."""
+        return x if self.band is None else x.flip(2)
+
+    def keys(self, t: Tile) -> slice:
+        """Where the keys of a chunk stand in that order."""
+        K = self.problem.k.shape[2]
+        return slice(t.lo, t.hi) if self.band is None else slice(K - t.hi, K - t.lo)
+
     def chunks(self) -> Iterator[Tile]:
         p = self.problem
         _, H, _, Q, K, _, _ = p.sizes
         heads = H if p.spec.position.biases else 1
-        rows = Q if self.whole() else max(16, min(512, CHUNK // max(1, K * heads)))
+        rows = max(16, min(512, CHUNK // max(1, K * heads)))
+        rows = Q if self.whole() else rows if self.band is None else band.ROWS
         for start in range(0, Q, rows):
             stop = min(start + rows, Q)
             span = p.allow.span(start + p.offset, stop - 1 + p.offset, K).clip(K)
@@ -104,6 +135,8 @@ class Cover:
         p = self.problem
         if self.whole():
             return None, None
+        if self.band is not None:
+            return self.band.mask(t), None
         bias: Tensor | None = None
         if p.spec.position.biases:
             bias = p.spec.position.bias(t.q_at().squeeze(-1), t.k_at(), like, self.table).unsqueeze(0)
@@ -111,7 +144,7 @@ class Cover:
         span = p.allow.span(t.start + t.offset, t.stop - 1 + t.offset, p.k.shape[2]).clip(p.k.shape[2])
         if (span.sure_lo, span.sure_hi) == (t.lo, t.hi):
             return bias, None
-        allowed = p.allow.tile(t)
+        allowed = allowed_in(p.allow, t)
         empty = None
         if span.sure_hi <= span.sure_lo:
             empty = ~allowed.expand(*allowed.shape[:2], t.stop - t.start, t.hi - t.lo).any(-1)
@@ -122,6 +155,37 @@ class Cover:
         return torch.where(allowed, bias, float("-inf")), empty
 
 
+def computed(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, scale: float, cover: Cover) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of every row."""
+    H = q.shape[1]
+    E, width = v.shape[-1], max(q.shape[-1], v.shape[-1])
+    qw, kw, vw = _wide(q, width, H), cover.order(_wide(k, width, H)), cover.order(_wide(v, width, H))
+    bias = None if key_bias is None else cover.order(_heads(key_bias, H)).unsqueeze(-2)
+    outs: list[Tensor] = []
+    sums: list[Tensor] = []
+    for t in cover.chunks():
+        rows, keys = slice(t.start, t.stop), cover.keys(t)
+        if t.hi == t.lo:
+            outs.append(q.new_zeros(*q.shape[:2], t.stop - t.start, E))
+            sums.append(q.new_full(outs[-1].shape[:3], float("-inf")))
+            continue
+        mask, empty = cover.mask(t, q)
+        mask = _plus(mask, bias, keys)
+        o, m = _kernel(
+            qw[:, :, rows], kw[:, :, keys], vw[:, :, keys], 0.0, _causal(cover), attn_mask=_like(mask, q), scale=scale
+        )
+        o, m = o[..., :E], m.view(o.shape[:3])
+        if empty is not None:
+            o, m = o.masked_fill(empty.unsqueeze(-1), 0), m.masked_fill(empty, float("-inf"))
+        outs.append(o)
+        sums.append(m)
+    # One copy at the end: each is a region of its own for the threads.
+    out, lse = (x[0] if len(x) == 1 else torch.cat(x, dim=2) for x in (outs, sums))
+    if (memo := cover.problem.memo) is not None:
+        memo.read, memo.lse = out, lse
+    return out, lse
+
+
 class Flash(torch.autograd.Function):
     """out, lse = softmax attention under a cover, with gradients of q, k, v, the key bias, and through lse."""
 
@@ -129,33 +193,19 @@ class Flash(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, scale: float, cover: Cover
     ) -> tuple[Tensor, Tensor]:
-        H = q.shape[1]
-        E, width = v.shape[-1], max(q.shape[-1], v.shape[-1])
-        qw, kw, vw = (_wide(x, width, H) for x in (q, k, v))
-        bias = None if key_bias is None else _heads(key_bias, H).unsqueeze(-2)
-        out = lse = q
-        if not cover.whole():
-            out, lse = q.new_zeros(*q.shape[:3], E), q.new_full(q.shape[:3], float("-inf"))
-        for t in cover.chunks():
-            if t.hi == t.lo:
-                continue
-            mask, empty = cover.mask(t, q)
-            mask = _plus(mask, bias, t)
-            rows, keys = slice(t.start, t.stop), slice(t.lo, t.hi)
-            o, m = _kernel(
-                qw[:, :, rows], kw[:, :, keys], vw[:, :, keys], 0.0, _causal(cover), attn_mask=_like(mask, q), scale=scale
-            )
-            o, m = o[..., :E], m.view(o.shape[:3])
-            if empty is not None:
-                o, m = o.masked_fill(empty.unsqueeze(-1), 0), m.masked_fill(empty, float("-inf"))
-            if cover.whole():
-                out, lse = o, m
-            else:
-                out[:, :, rows], lse[:, :, rows] = o, m
+        memo = cover.problem.memo
+        if memo is not None and memo.again and memo.read is not None and memo.lse is not None:
+            out, lse = memo.read.to(q.dtype).detach(), memo.lse.detach()
+        else:
+            out, lse = computed(q, k, v, key_bias, scale, cover)
+        return Flash.kept(ctx, (q, k, v, key_bias, out, lse), scale, cover)
+
+    @staticmethod
+    def kept(ctx: Any, saved: tuple[Tensor | None, ...], scale: float, cover: Cover) -> Any:
         ctx.scale, ctx.cover = scale, cover
-        ctx.save_for_backward(q, k, v, key_bias, out, lse)
+        ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
-        return out, lse
+        return saved[-2:]
 
     @staticmethod
     @only_once
@@ -168,10 +218,11 @@ class Flash(torch.autograd.Function):
         (B, H, _, D), G, K, E = q.shape, k.shape[1], k.shape[2], v.shape[-1]
         d_out = torch.zeros_like(out) if d_out is None else d_out
         bias_grad = key_bias is not None and ctx.needs_input_grad[3]
-        bias = None if key_bias is None else _heads(key_bias, H).unsqueeze(-2)
+        bias = None if key_bias is None else cover.order(_heads(key_bias, H)).unsqueeze(-2)
         widened = bias_grad or d_lse is not None
         width = -(-(max(D, E) + 1) // 8) * 8 if widened else max(D, E)
-        qw, kw, vw, gw = (_wide(x, width, H) for x in (q, k, v, d_out))
+        qw, gw = _wide(q, width, H), _wide(d_out, width, H)
+        kw, vw = cover.order(_wide(k, width, H)), cover.order(_wide(v, width, H))
         if widened:
             # The kernel gives no gradient of a bias, but it gives that of k: one more dimension, 1 in q and the bias in k, has
             # it. The last step of a softmax's gradient, −dO·O per row, goes into one more dimension of v in the same way: the
@@ -190,9 +241,9 @@ class Flash(torch.autograd.Function):
         for t in cover.chunks():
             if t.hi == t.lo:
                 continue
+            rows, keys = slice(t.start, t.stop), cover.keys(t)
             mask, empty = cover.mask(t, q)
-            mask = _plus(mask, bias, t)
-            rows, keys = slice(t.start, t.stop), slice(t.lo, t.hi)
+            mask = _plus(mask, bias, keys)
             g, m = gw[:, :, rows], lse[:, :, rows]
             if empty is not None:
                 # exp(score − ∞) = 0 whatever the score; any finite number could overflow to ∞, and 0 · ∞ is NaN.
@@ -209,6 +260,7 @@ class Flash(torch.autograd.Function):
             for x, part, piece in zip(sums, (rows, keys, keys), (a, b, c), strict=True):
                 x[:, :, part] += piece
         dq, dk, dv = sums or [torch.zeros_like(x) for x in (qw, kw, vw)]
+        dk, dv = cover.order(dk), cover.order(dv)
         d_bias = None
         if key_bias is not None and bias_grad:
             d_bias = dk[..., D] / ctx.scale
@@ -225,7 +277,10 @@ def flash(p: Problem, low: Lowered, temperature: float | Tensor) -> tuple[Tensor
     table = p.spec.position.table(p.state)
     cover = Cover(p, None if table is None else table.detach(), 1.0 if isinstance(temperature, Tensor) else temperature)
     v = p.v if p.v.shape[1] == low.k.shape[1] else p.v.repeat_interleave(low.k.shape[1] // p.v.shape[1], dim=1)
-    read, lse = Flash.apply(low.q, low.k, v, low.key_bias, low.scale, cover)  # pyright: ignore
+    inputs = low.q, low.k, v, low.key_bias
+    # Where nothing trains, a node of autograd is a good part of a small call.
+    trains = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    read, lse = Flash.apply(*inputs, low.scale, cover) if trains else computed(*inputs, low.scale, cover)  # pyright: ignore
     out = read
     for slot in p.slots(low, temperature):
         met = lse > float("-inf")
@@ -274,10 +329,10 @@ def _heads(bias: Tensor, heads: int) -> Tensor:
     return bias if bias.shape[1] == heads else bias.repeat_interleave(heads // bias.shape[1], dim=1)
 
 
-def _plus(mask: Tensor | None, bias: Tensor | None, t: Tile) -> Tensor | None:
+def _plus(mask: Tensor | None, bias: Tensor | None, keys: slice) -> Tensor | None:
     if bias is None:
         return mask
-    bias = bias[..., t.lo : t.hi]
+    bias = bias[..., keys]
     return bias if mask is None else mask + bias
 
 

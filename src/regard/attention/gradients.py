@@ -29,7 +29,7 @@ def only_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..
     def once(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         saved: tuple[Tensor | None, ...] = ctx.saved_tensors
         with torch.no_grad(), full_precision(next(x for x in saved if x is not None).device.type):
-            first = backward(ctx, *grad_outputs)
+            first = backward(_Context(ctx, saved), *grad_outputs)
         if not torch.is_grad_enabled():
             return first
         grads = [g for g in first if g is not None]
@@ -38,6 +38,16 @@ def only_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..
         return tuple(None if g is None else next(ends) for g in first)
 
     return once
+
+
+class _Context:
+    """What a backward is given, its tensors taken out once: under `torch.utils.checkpoint` they are not there a second time."""
+
+    def __init__(self, ctx: Any, saved: tuple[Tensor | None, ...]) -> None:
+        self._ctx, self.saved_tensors = ctx, saved
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
 
 
 class _End(torch.autograd.Function):

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from . import chunked
+from ..values import readable
+from . import band, chunked, columns, flex, native, triton
 from .fused import simple_rule
+from .private import OPERATOR
 from .problem import Problem
 from .tiled import rows_per_tile
 
-Backend = Literal["sdpa", "flash", "tiled", "chunked"]
+Backend = Literal["sdpa", "flash", "columns", "flex", "triton", "tiled", "chunked"]
+
+_preferred: Backend | None = None
+
+
+@contextmanager
+def preferring(backend: Backend) -> Generator[None]:
+    """Inside, a backend that usually serves other devices is chosen wherever it can compute the call; for tests."""
+    global _preferred
+    before, _preferred = _preferred, backend
+    try:
+        yield
+    finally:
+        _preferred = before
+
+
+OPERATOR_NAME = "regard::attend"
 
 
 @dataclass(frozen=True)
@@ -33,12 +53,15 @@ class Plan:
             f"  backend  {self.backend}",
             f"  cost     {_human(self.flops, 1000, 'FLOP')} forward, {_human(self.bytes, 1024, 'B')} beyond inputs and output",
             f"  pairs    {self.pairs:.0%} of Q × K computed",
+            f"  traced   as one operator, {OPERATOR_NAME}, with this backend inside (torch.compile, torch.export, torch.func)",
         ]
         return "\n".join([*lines, *(f"  because  {r}" for r in self.reasons)])
 
 
 def plan(p: Problem) -> Plan:
     backend, reasons = choose(p)
+    if not readable(p.q):
+        reasons.append("these tensors have no numbers (fake, meta or traced): what depends on values is decided when it runs")
     B, H, G, Q, K, D, E = p.sizes
     if backend == "chunked":
         F, size = p.inner.features_for(D), 8 if p.q.dtype == torch.float64 else 4
@@ -75,13 +98,26 @@ def choose(p: Problem) -> tuple[Backend, list[str]]:
     temperature = inner.softmax_temperature
     if inner.weighs_vectors:
         return _written(p, why)
+    if _preferred == "tiled":
+        return "tiled", [*why, "tiles were asked for"]
     if temperature is None:
+        why_not = triton.refusal(p, asked=_preferred == "triton")
+        if why_not is None:
+            why.append(f"{inner.name} has a kernel of our own, online over blocks of keys; its speed was never measured by us")
+            return "triton", why
+        if p.q.device.type == "cuda":
+            why.append(f"no kernel of our own: {why_not}")
         if inner.picks:
             why.append(f"{inner.name} keeps one key per row: tiles of scores, then a gather, no second product")
         elif inner.both_sides:
             why.append(f"{inner.name} returns both sides of a gradient: tiles that add to rows and to columns")
         else:
             why.append(f"{inner.name} is no softmax: tiles of query rows, made again in backward")
+        if inner.kernel(geometry.distance(1)) is not None:
+            left = native.why_not(p)
+            why.append(
+                "blocks of rows in C, whose scores stay in a core's cache" if left is None else f"tiles are torch's: {left}"
+            )
         return "tiled", why
     if p.points:
         return "tiled", [*why, "pointer returns the weights themselves, which no fused kernel gives"]
@@ -91,12 +127,12 @@ def choose(p: Problem) -> tuple[Backend, list[str]]:
         return "tiled", [*why, f"{geometry.name} is no dot product: its scores are made tile by tile"]
     learned, simple = temperature == "learned", simple_rule(p)
     # A query or key that was changed in half precision is rounded once more than torch's own call rounds it.
-    exact = geometry.bare and (geometry.is_dot or not half)
+    exact = _preferred not in ("columns", "flex") and geometry.bare and (geometry.is_dot or not half)
     if exact and simple and not position.biases and refusal is None and not learned and p.v.shape[-1] <= p.q.shape[-1]:
         why.append(f"{geometry.name} lowers to a bare dot product and the rule is the kernel's own: torch's fused call")
         return "sdpa", why
-    if p.q.device.type != "cpu":
-        return "tiled", [*why, f"on {p.q.device.type} the kernel with biases is not reached from here: tiles"]
+    if p.q.device.type != "cpu" or OPERATOR.missing or _preferred in ("columns", "flex"):
+        return _anywhere(p, why)
     if position.biases:
         table = position.table(p.state)
         if table is not None and table.requires_grad and torch.is_grad_enabled():
@@ -106,14 +142,62 @@ def choose(p: Problem) -> tuple[Backend, list[str]]:
             ]
         if learned:
             return "tiled", [*why, "a learned temperature divides the position bias too, so the bias needs a gradient"]
-        why.append(f"{position.name} adds a bias to each pair: made for chunks of rows, never for all")
+        if band.serves(p):
+            why.append(f"{position.name} and the rule go by distance: one row of numbers, of which every mask is a view")
+        else:
+            why.append(f"{position.name} adds a bias to each pair: made for chunks of rows, never for all")
     if not geometry.bare:
         why.append(f"{geometry.name} lowers to a dot product, a bias per key{' and a slot' if geometry.slotted else ''}")
     if refusal is not None:
         why.append("the null slot is a gate on the row's log-sum-exp: no longer keys")
-    if not simple:
+    if not simple and not (position.biases and band.serves(p)):
         why.append("the rule becomes masks for chunks of rows; chunks it empties are skipped")
+    if native.softens(p):
+        return "flash", [*why, "nothing is trained: blocks of rows in C, whose scores stay in a core's cache"]
     return "flash", [*why, "torch's CPU flash kernel, with causality and a bias in one call"]
+
+
+def _anywhere(p: Problem, why: list[str]) -> tuple[Backend, list[str]]:
+    """Softmax where the CPU's private kernel is not: torch's public call, with what is added to a product as columns of it."""
+    position, device = p.spec.position, p.q.device.type
+    if device == "cpu" and OPERATOR.missing:
+        why.append(f"{OPERATOR.missing}: without it, torch's public call")
+    if device != "cpu" and p.q.dtype == torch.float64:
+        return "tiled", [*why, f"no fused kernel of torch takes float64 on {device}: tiles"]
+    line = columns.past(p)
+    if not columns.whole(p) or _preferred == "flex":
+        why_not = flex.refusal(p, asked=_preferred == "flex")
+        if why_not is None:
+            why += _lowering(p)
+            why.append("the rule is a function of a pair, whose blocks are known beforehand; a bias is a table by distance")
+            return "flex", [*why, f"torch's FlexAttention on {device}"]
+        if device != "cpu":
+            why.append(f"no FlexAttention: {why_not}")
+    if position.biases and not line:
+        table = position.table(p.state)
+        if table is not None and table.requires_grad and torch.is_grad_enabled():
+            return "tiled", [*why, f"{position.name}'s table is being trained, and a fused kernel gives no gradient of a mask"]
+        why.append(f"{position.name} adds a bias to each pair: made for chunks of rows, never for all")
+    if line:
+        why.append(
+            f"{position.name} on rows that meet no later key is a line in j: one column, since what depends on i cancels"
+        )
+    why += _lowering(p)
+    if not columns.whole(p):
+        why.append("the rule becomes masks for chunks of rows; chunks it empties are skipped")
+    return "columns", [*why, f"torch's public fused call on {device}, by extra columns"]
+
+
+def _lowering(p: Problem) -> list[str]:
+    """What becomes columns."""
+    why: list[str] = []
+    if not p.geometry.bare:
+        why.append(f"{p.geometry.name} lowers to a dot product and a bias per key, which is one more column of it")
+    if p.geometry.slotted or p.refusal is not None:
+        why.append("a slot is one more key, whose score stands in a column of its own")
+    if p.q.dtype in columns.HALF and columns.dtype_for(p) == p.q.dtype:
+        why.append(f"{p.q.dtype} holds each bias as the sum of three columns, which is float32's")
+    return why
 
 
 def _written(p: Problem, why: list[str]) -> tuple[Backend, list[str]]:

@@ -17,10 +17,21 @@ from ..position import Position
 from ..selection import Selection
 from ..selection.base import Refusal
 from ..state import State
+from ..values import readable
 from .allow import Allow, Call, bind, rule
 from .spec import Spec, make, parse
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@dataclass(eq=False)
+class Memo:
+    """What the fused kernel gives, from a forward that ends to the backward that begins there (`library`)."""
+
+    read: Tensor | None = None
+    lse: Tensor | None = None
+    again: bool = False
+    """True in backward: the result is known, and only its gradient is wanted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +45,7 @@ class Problem:
     offset: int
     reads_keys: bool = False
     """True in the middle of a retrieval that repeats, when the keys themselves are what is read."""
+    memo: Memo | None = None
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int, int]:
@@ -72,6 +84,20 @@ class Problem:
     @cached_property
     def q_at(self) -> Tensor:
         return torch.arange(self.offset, self.offset + self.q.shape[2], device=self.q.device)
+
+    def bias_by_distance(self, dtype: torch.dtype) -> Tensor | None:
+        """(H, Q + K − 1): the position's bias from the first query at the last key to the last query at the first, at i − j + K − 1.
+
+        None where there is no bias. Without a gradient, for a position that is `shift_invariant`.
+        """
+        position, (Q, K) = self.spec.position, (self.q.shape[2], self.k.shape[2])
+        if not position.biases:
+            return None
+        apart = torch.arange(self.offset - K + 1, self.offset + Q, device=self.q.device)
+        table = position.table(self.state)
+        like = self.q.detach().to(dtype)
+        bias = position.bias(apart, torch.zeros_like(apart[:1]), like, None if table is None else table.detach())
+        return bias.squeeze(-1).to(dtype).contiguous()
 
     def lower(self) -> Lowered:
         geometry = self.geometry
@@ -134,7 +160,7 @@ def settle(p: Problem, attend: Callable[[Problem], Tensor]) -> Problem:
     step = replace(p, spec=make(geometry, selection, p.spec.position))
     state = p.q
     for _ in range(steps - 1):
-        state = attend(replace(step, q=state, v=p.k, reads_keys=True))
+        state = attend(replace(step, q=state, v=p.k, reads_keys=True, memo=None))
     return replace(step, q=state)
 
 
@@ -157,7 +183,7 @@ def pose(
         if not (chosen.points or inner.both_sides):
             raise ShapeError(f"v is None; only pointer and energy do without values, and this is {chosen}")
         v = k
-    _check_tensors(q, k, v)
+    check_tensors(q, k, v)
     B, H, Q, _ = q.shape
     K = k.shape[2]
     if inner.both_sides and (k.shape[1] != H or Q != K):
@@ -179,7 +205,7 @@ def _spec(spec: str | Spec | None, parts: tuple[Geometry | None, Selection | Non
     return parse(spec) if spec is not None else make(*parts)
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise ShapeError(f"{name} is a {type(x).__name__}; q, k and v are tensors (B, heads, length, width)")
@@ -206,7 +232,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _check_state(spec: Spec, state: State, q: Tensor, v: Tensor) -> None:
     """What neither a geometry nor a selection can check, since it does not see q and v together."""
-    if state.offset is not None and (not isinstance(state.offset, int) or isinstance(state.offset, bool)):
+    if state.offset is not None and (not isinstance(state.offset, int | torch.SymInt) or isinstance(state.offset, bool)):
         raise StateError(f"state.offset is {state.offset!r}; it is the position of the first query, a whole number")
     for name, x in state.tensors():
         if not isinstance(x, Tensor):
@@ -233,7 +259,7 @@ def check_result(out: Tensor, p: Problem) -> None:
     """Not finite in, not finite out: say which, instead of handing NaN on. One pass over the output, on CPU only."""
     # A hard walk among NaN scores reads a finite value, so its inputs are looked at too; a pick looks at its own score.
     read = (out, p.q, p.k) if p.inner.hides_nan else (out,)
-    if out.device.type == "cpu" and not all(map(_finite, read)):
+    if out.device.type == "cpu" and readable(out) and not all(map(_finite, read)):
         raise not_finite(p)
 
 

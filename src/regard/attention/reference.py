@@ -41,11 +41,12 @@ def attend_plainly(
     state: State | None = None,
 ) -> Plain:
     """`attend` by its definition."""
-    return _plain(pose(q, k, v, spec, (geometry, selection, position), allow, state))
+    return plainly(pose(q, k, v, spec, (geometry, selection, position), allow, state))
 
 
-def _plain(p: Problem) -> Plain:
-    p = settle(p, lambda step: _plain(step).output)
+def plainly(p: Problem) -> Plain:
+    """A call that is checked, by its definition."""
+    p = settle(p, lambda step: plainly(step).output)
     B, H, G, Q, K, _, _ = p.sizes
     k, v = (x.repeat_interleave(H // G, dim=1) for x in (p.k, p.v))
     geometry, position = p.spec.geometry, p.spec.position

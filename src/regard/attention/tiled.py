@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..geometry.base import Lowered, Slot
 from ..selection.base import Given
-from .allow import Tile
+from . import native
+from .allow import Tile, allowed_in
 from .gradients import only_once
 from .problem import Problem, not_finite
 
@@ -65,6 +66,15 @@ class Job:
             reach = max(reach, span.hi)
             lo, hi = (0, reach) if p.inner.carries else (span.lo, span.hi)
             yield Tile(start, stop, lo, hi, p.offset, p.q.device)
+
+    def segments(self) -> list[list[Tile]]:
+        """The tiles in runs. At the door of each run a carry is kept for backward, which makes those within it again.
+
+        There are as many runs as a tile has rows, so that what is kept weighs as much as the scores of one tile, at any length.
+        """
+        tiles = list(self.tiles())
+        apart = -(-len(tiles) // max(1, tiles[0].stop)) if tiles else 1
+        return [tiles[n : n + apart] for n in range(0, len(tiles), apart)]
 
     def compute(
         self, t: Tile, x: dict[str, Tensor], carry: Tensor | None, weigh: bool = False, scratch: Tensor | None = None
@@ -138,7 +148,7 @@ class Job:
                 if hi > lo:
                     scores[..., lo - t.lo : hi - t.lo] = float("-inf")
             for lo, hi in span.open_parts():
-                allowed = p.allow.tile(replace(t, lo=lo, hi=hi))
+                allowed = allowed_in(p.allow, replace(t, lo=lo, hi=hi))
                 parts.append(allowed)
                 scores[..., lo - t.lo : hi - t.lo].masked_fill_(~allowed, float("-inf"))
             if span.sure_hi > span.sure_lo:
@@ -210,34 +220,55 @@ def cut(x: Tensor, name: str, t: Tile) -> Tensor:
 
 @torch.no_grad()
 def walk(job: Job, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
-    """All tiles in turn: the output, the last carry, and the carry at each tile's door."""
+    """All tiles in turn: the output, the last carry, and the carry at the door of each segment."""
     p = job.problem
     whole = dict(zip(job.names, tensors, strict=True))
+    if native.takes(p, tensors):
+        return native.attend(p, whole, job.scale), None, []
+    segments = job.segments()
     q = whole["q"]
     width = out_width(p)
     out = q.new_zeros(*q.shape[:3], width)
     carry = p.start_carry()
     doors: list[Tensor | None] = []
-    tiles = list(job.tiles())
-    most = max((t.stop - t.start) * (t.hi - t.lo) for t in tiles)
+    most = max((t.stop - t.start) * (t.hi - t.lo) for part in segments for t in part)
     scratch = q.new_empty(q.shape[0] * q.shape[1] * most)
-    for t in tiles:
+    for part in segments:
         doors.append(carry)
-        if t.hi == t.lo:
-            continue
-        tile = job.compute(t, {n: cut(x, n, t) for n, x in whole.items()}, carry, scratch=scratch)
-        for piece, (rows, columns) in zip(tile.pieces, job.places(t, width), strict=True):
-            out[..., rows, columns] += piece
-        carry = p.widen(tile.carry) if p.inner.carries else None
+        for t in part:
+            if t.hi == t.lo:
+                continue
+            tile = job.compute(t, {n: cut(x, n, t) for n, x in whole.items()}, carry, scratch=scratch)
+            for piece, (rows, columns) in zip(tile.pieces, job.places(t, width), strict=True):
+                out[..., rows, columns] += piece
+            carry = p.widen(tile.carry) if p.inner.carries else None
     return out, carry, doors
 
 
+@torch.no_grad()
+def _doors(job: Job, part: Sequence[Tile], whole: dict[str, Tensor], door: Tensor | None) -> list[tuple[Tile, Tensor | None]]:
+    """The tiles of a segment from the last to the first, each with the carry at its door, which is made again from the first one's."""
+    doors = [door]
+    for t in part[:-1]:
+        carry = doors[-1]
+        if t.hi > t.lo and job.problem.inner.carries:
+            carry = job.problem.widen(job.compute(t, {n: cut(x, n, t) for n, x in whole.items()}, carry).carry)
+        doors.append(carry)
+    return list(zip(part, doors, strict=True))[::-1]
+
+
 class Tiled(torch.autograd.Function):
-    """Forward keeps the inputs and, for selections that carry, the carry at each tile's door. Backward makes tiles again."""
+    """Forward keeps the inputs and, for selections that carry, the carry at some tiles' doors. Backward makes tiles again."""
 
     @staticmethod
     def forward(ctx: Any, job: Job, *tensors: Tensor) -> tuple[Tensor, Tensor | None]:
-        out, carry, ctx.doors = walk(job, tensors)
+        p = job.problem
+        if p.memo is not None and p.memo.again and not p.inner.carries:
+            # Backward reads no result, so that any number may stand for it.
+            out = tensors[0].new_zeros(1).expand(*p.q.shape[:3], out_width(p))
+            carry, ctx.doors = None, []
+        else:
+            out, carry, ctx.doors = walk(job, tensors)
         ctx.job = job
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
@@ -253,10 +284,19 @@ class Tiled(torch.autograd.Function):
         whole = dict(zip(job.names, ctx.saved_tensors, strict=True))
         if grad_out is None:
             return (None,) * (1 + len(whole))
+        if native.differentiates(job.problem, ctx.saved_tensors):
+            found = native.gradients(job.problem, whole, job.scale, grad_out)
+            return (
+                None,
+                *(found.get(n) if need else None for n, need in zip(job.names, ctx.needs_input_grad[1:], strict=True)),
+            )
         wanted = [n for n, need in zip(job.names, ctx.needs_input_grad[1:], strict=True) if need]
         grads = {n: torch.zeros_like(whole[n]) for n in wanted}
         grad_carry: Tensor | None = None
-        for t, door in zip(reversed(list(job.tiles())), reversed(ctx.doors), strict=True):
+        segments = job.segments()
+        doors = ctx.doors or [None] * len(segments)
+        runs = zip(reversed(segments), reversed(doors), strict=True)
+        for t, door in (pair for part, first in runs for pair in _doors(job, part, whole, first)):
             if t.hi == t.lo:
                 continue
             parts = {n: cut(x, n, t).detach() for n, x in whole.items()}
@@ -290,7 +330,7 @@ def job_for(p: Problem, lowered: Lowered, need_rows: bool = False) -> tuple[Job,
         k, v = (x.repeat_interleave(H // x.shape[1], dim=1) for x in (k, v))
     slots = p.slots(lowered)
     q, bias = lowered.q, lowered.key_bias
-    if bias is not None and bias.shape[1] == k.shape[1]:
+    if bias is not None and bias.shape[1] == k.shape[1] and native.why_not(p) is not None:
         # One more dimension in the product is cheaper than one more pass over its scores.
         q = torch.cat([q, torch.ones_like(q[..., :1])], dim=-1)
         k = torch.cat([k, (bias / lowered.scale).unsqueeze(-1).expand(*k.shape[:3], 1)], dim=-1)

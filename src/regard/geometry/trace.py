@@ -20,6 +20,7 @@ from ..errors import ShapeError, StateError
 from ..position.base import Position
 from ..state import LowRank, State, magnitude
 from .base import Geometry, Lowered, Turn, stay
+from .bending import bent
 from .cosine import unit
 
 
@@ -58,11 +59,15 @@ class Trace(Geometry):
         q_m, k_m = self._seen(q, k)
         scale = 1.0 if self.base is None else q.shape[-1] ** -0.5
         strength = self.gamma / scale
+        q_t, k_t = (q, k) if self.base is None else turn(q, k)
+        joined = self.base is not None and q_t is q and k_t is k and self.norm == "raw"
         # The map goes on whichever side T counts its heads by, so that no key is repeated for its queries.
         if heads == k.shape[1]:
-            mapped = _doubled(k_m, trace, strength)
-            metric = (q_m, mapped)
-            key_bias = torch.linalg.vecdot(k_m, mapped) * (-0.5 * scale)
+            seen = bent(k_m, _symmetric(trace, strength), -0.5 * scale, onto=joined)
+            if seen is None:
+                mapped = _doubled(k_m, trace, strength)
+                seen = k + mapped if joined else mapped, torch.linalg.vecdot(k_m, mapped) * (-0.5 * scale)
+            metric, key_bias = (q_m, seen[0]), seen[1]
         else:
             metric = (_doubled(q_m, trace, strength), k_m)
             k_wide = k_m.repeat_interleave(heads // k.shape[1], dim=1)
@@ -74,9 +79,8 @@ class Trace(Geometry):
 
         if self.base is None:
             return Lowered(*metric, scale, key_bias, row_bias)
-        q_t, k_t = turn(q, k)
-        if q_t is q and k_t is k and self.norm == "raw":
-            q, k = (q, k + metric[1]) if heads == k.shape[1] else (q + metric[0], k)
+        if joined:
+            q, k = (q, metric[1]) if heads == k.shape[1] else (q + metric[0], k)
             return Lowered(q, k, scale, key_bias, row_bias)
         # The content is turned and the metric is not, so the metric's product takes columns of its own.
         if isinstance(trace, LowRank) and heads == k.shape[1]:
@@ -147,6 +151,14 @@ class Trace(Geometry):
                 )
             return LowRank(left, right, None if trace.signs is None else trace.signs.to(q.dtype))
         return trace.to(q.dtype)
+
+
+def _symmetric(trace: Tensor | LowRank, strength: float) -> Tensor:
+    """strength · (T + Tᵀ), D × D for each head."""
+    if isinstance(trace, Tensor):
+        return strength * (trace + trace.mT)
+    a, b = trace.symmetric()
+    return (strength * a) @ b.mT
 
 
 def _doubled(x: Tensor, trace: Tensor | LowRank, strength: float) -> Tensor:

@@ -27,3 +27,6 @@ class Alibi(Position):
     def bias(self, q_at: Tensor, k_at: Tensor, like: Tensor, table: Tensor | None) -> Tensor:
         far = (q_at.unsqueeze(-1) - k_at).abs().to(like.dtype)
         return far * -torch.tensor(slopes(like.shape[1]), device=like.device, dtype=like.dtype).view(-1, 1, 1)
+
+    def slope_per_head(self, heads: int) -> list[float]:
+        return slopes(heads)

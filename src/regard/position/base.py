@@ -39,6 +39,10 @@ class Position(Part):
         """(H, Q, K), added to the scores; `like` (B, H, ...) gives heads and dtype."""
         raise TypeError(f"{self.name} adds no bias")
 
+    def slope_per_head(self, heads: int) -> list[float] | None:
+        """m_h where the bias is −m_h · |i − j|: for keys before the query a line in j, which a dot product can hold."""
+        return None
+
     def table(self, state: State) -> Tensor | None:
         """The trained numbers behind the bias, if any."""
         return None

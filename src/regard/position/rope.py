@@ -109,6 +109,11 @@ class Rope(Position):
     def angles(self, x: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """cos and sin (N, R/2) at positions start..stop, for heads like those of x."""
         global _recent
+        if torch.compiler.is_compiling():
+            # A graph is for texts of any length: a table of so many places would be made again with it.
+            return _turns(
+                self, x.shape[-1], (start, stop - start, 0 if self.early else max(stop, self.original)), x.dtype, x.device
+            )
         asked, recent = (start, stop, x.shape[-1], x.dtype, x.device), _recent
         if recent[0] is self and recent[1] == asked:
             return recent[2]
@@ -142,10 +147,17 @@ _recent: tuple[Rope | None, object, tuple[Tensor, Tensor]] = None, None, (torch.
 def _table(
     rope: Rope, width: int, places: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin (N, R/2) of the angles at positions first, first + 1, …, in a text as long as `reach`."""
-    first, length, reach = places
+    """`_turns`, kept."""
     # The table outlives the call: made under inference mode it could never be trained with.
     with torch.inference_mode(False):
-        rate, stretch = rope.rates(width, reach)
-        angle = torch.arange(first, first + length, dtype=torch.float64).unsqueeze(-1) * rate
-        return (angle.cos() * stretch).to(device, dtype), (angle.sin() * stretch).to(device, dtype)
+        return _turns(rope, width, places, dtype, device)
+
+
+def _turns(
+    rope: Rope, width: int, places: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin (N, R/2) of the angles at positions first, first + 1, …, in a text as long as `reach`."""
+    first, length, reach = places
+    rate, stretch = rope.rates(width, reach)
+    angle = torch.arange(first, first + length, dtype=torch.float64).unsqueeze(-1) * rate
+    return (angle.cos() * stretch).to(device, dtype), (angle.sin() * stretch).to(device, dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,6 +61,23 @@ class Jump:
     point: Tensor
     energy: Tensor
     coherence: Tensor
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A row map as a kernel of a device knows it, online over blocks of keys."""
+
+    kind: Literal["entmax", "picks", "relaxed", "topk"]
+    """α-entmax; the key of the largest score; softmax; softmax among the `keep` largest."""
+    alpha: float | Learned = 1.0
+    """Entmax's own; for the others the inverse temperature of the softmax, or of what a pick's gradient relaxes to."""
+    right: bool = False
+    """Ties go to the rightmost key."""
+    keep: int = 0
+    least: float | None = None
+    """The geometry's own score below which a key is refused."""
+    flat_at_top: bool = False
+    """No score counts above that of distance 0, which matters where a bias raises scores: the kernel does not know it."""
 
 
 class Reach(NamedTuple):
@@ -125,6 +142,10 @@ class Selection(Part, ABC):
     def index(self, scores: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
         """For selections that pick: the key of each row, and where the pick is accepted (None: everywhere)."""
         raise TypeError(f"{self.name} does not pick one key")
+
+    def kernel(self, distance: tuple[float, float] | None) -> Kernel | None:
+        """The kernel that computes this row map, on a geometry of this `distance`; None where there is none."""
+        return None
 
     @property
     def softmax_temperature(self) -> float | Learned | None:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ..part import Learned, PerHead
-from .base import Given, Selection, expected, per_head
+from ..values import transformed
+from .base import Given, Kernel, Selection, expected, per_head
 
 _MOST_STEPS = 100
 
@@ -157,6 +158,10 @@ def entmax_bisected(scores: Tensor, alpha: float | Tensor) -> Tensor:
         slope = _masked_power(x - low, e - 1).sum(-1, keepdim=True) * e
     # At the root the sum is 1, so this step changes nothing and carries the whole derivative of τ.
     tau = low + (_masked_power(x - low, e).sum(-1, keepdim=True) - 1) / slope
+    if transformed():
+        # One with its own slope carries the second derivative too, which `torch.func` may ask for.
+        slope = _masked_power(x - tau, e - 1).sum(-1, keepdim=True) * e
+        tau = tau + (_masked_power(x - tau, e).sum(-1, keepdim=True) - 1) / slope
     return _masked_power(x - tau, e)
 
 
@@ -189,6 +194,9 @@ class Entmax(Selection):
 
     def rows(self, scores: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
         return entmax_weights(scores, self._alpha(given)), None
+
+    def kernel(self, distance: tuple[float, float] | None) -> Kernel:
+        return Kernel("entmax", self.alpha)
 
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor:
         alpha = self._alpha(given)

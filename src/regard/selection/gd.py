@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import CombinationError
 from ..geometry.base import Geometry
-from .base import Given, Jump, Reach, Selection, one_hot
+from .base import Given, Jump, Kernel, Reach, Selection, one_hot
 
 _NEWTON_STEPS = 32
 """Two are enough for random (L, α); 30 at the cusp α = ½, L = √2."""
@@ -124,6 +124,15 @@ class GD(Selection):
             return best, None
         nearest = scores.gather(-1, best.unsqueeze(-1))
         return best, self.accepts(self.squared_length(nearest, given)).squeeze(-1)
+
+    def kernel(self, distance: tuple[float, float] | None) -> Kernel | None:
+        if distance is None:
+            return None
+        c, top = distance
+        least = None
+        if self.coherence > 0:
+            least = top - coherent_length(self.alpha) ** 2 * (1 + 1e-6) * c / (self.beta * self.coherence)
+        return Kernel("picks" if self.picks else "relaxed", self.beta / (c * self.tau), least=least, flat_at_top=True)
 
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor:
         nearest = scores.amax(-1, keepdim=True)

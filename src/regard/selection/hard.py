@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .base import Given, Selection, one_hot
+from .base import Given, Kernel, Selection, one_hot
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class Hard(Selection):
         if self.tie == "left":
             return scores.argmax(-1), None
         return scores.shape[-1] - 1 - scores.flip(-1).argmax(-1), None
+
+    def kernel(self, distance: tuple[float, float] | None) -> Kernel:
+        return Kernel("picks", right=self.tie == "right")
 
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor:
         return -scores.amax(-1)

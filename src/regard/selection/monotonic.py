@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..geometry.base import Geometry
+from . import walking
 from .base import Given, Selection
 
 _LOG_ZERO = -1e4
@@ -49,6 +50,10 @@ class Monotonic(Selection):
         return torch.stack(rows, dim=-2)
 
     def rows(self, scores: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
+        if self.mode == "expected":
+            found = walking.walked(scores, self._before(scores, given), given.empty)
+            if found is not None:
+                return found
         # Sums of many logs lose float32's last digits, and the difference of two of them is what counts.
         dtype, scores = scores.dtype, scores.double()
         before = self._before(scores, given)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Given, Selection
+from .base import Given, Kernel, Selection
 
 _BELOW_ZERO = -1e-37
 
@@ -47,6 +47,9 @@ class TopK(Selection):
             return torch.softmax(scores.masked_fill(dropped, float("-inf")), dim=-1), None
         # A comparison and a fill are slow passes; a shift and a threshold are fast ones, and softmax ignores the shift.
         return torch.softmax(F.threshold(scores - last, _BELOW_ZERO, float("-inf")), dim=-1), None
+
+    def kernel(self, distance: tuple[float, float] | None) -> Kernel:
+        return Kernel("topk", keep=self.k)
 
     def energy(self, scores: Tensor, weights: Tensor, given: Given) -> Tensor:
         return -torch.logsumexp(scores.masked_fill(weights == 0, float("-inf")), dim=-1)

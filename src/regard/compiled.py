@@ -1,46 +1,74 @@
-"""The file that `products.c` is compiled to: built where a compiler is found, kept for the next start, and checked before loading.
+"""The file that a C source is compiled to: built where a compiler is found, kept for the next start, and checked before loading.
 
-It lies in `home()/native`, a folder of its owner's alone, as `products-KEY-HASH.so`: KEY names what it was built from, HASH is
-the SHA-256 of its own bytes. A file that is cut short, changed, linked or somebody else's is never loaded, and is built again:
-the loader maps a file without looking, and a page that is missing kills the process.
+`products.c` becomes `products-KEY-HASH.so` in `home()/native`, a folder of its owner's alone: KEY names what it was built from,
+HASH is the SHA-256 of its own bytes. A file that is cut short, changed, linked or somebody else's is never loaded, and is built
+again: the loader maps a file without looking, and a page that is missing kills the process.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
-from ... import files
-from ...errors import CheckpointError
+from . import files
+from .errors import CheckpointError
 
-SOURCE = Path(__file__).with_name("products.c")
-FLAGS = ("-O3", "-mavx2", "-mfma", "-fno-math-errno", "-fPIC")
+Signatures = dict[str, tuple[list[type], type | None]]
+"""What each function of a library takes and gives."""
+FLAGS = ("-O3", "-mavx2", "-mfma", "-mf16c", "-fno-math-errno", "-fPIC")
 PATIENCE = 300.0
 """Seconds that a compiler may take for each of its two calls: five alone, and many times as long beside much other work."""
 LARGEST = 1 << 24
 
 
-def compiled() -> Path:
+def loaded(source: Path, signatures: Signatures) -> tuple[ctypes.CDLL | None, str | None]:
+    """The library of a C source, or None and why it cannot be had."""
+    if os.environ.get("REGARD_NATIVE") == "0":
+        return None, "REGARD_NATIVE=0 turns it off"
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return None, f"it is written for Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    if not capability.startswith("AVX"):
+        return None, f"it needs AVX2, and torch sees {capability}"
+    try:
+        return bound(str(compiled(source)), signatures), None
+    except (OSError, AttributeError) as error:
+        return None, str(error)
+
+
+def bound(path: str, signatures: Signatures) -> ctypes.CDLL:
+    """The library in a file, with the types of its functions."""
+    library = ctypes.CDLL(path)
+    for name, (arguments, result) in signatures.items():
+        f = getattr(library, name)
+        f.argtypes, f.restype = arguments, result
+    return library
+
+
+def compiled(source: Path) -> Path:
     """The checked file, built if there is none; OSError says why it cannot be had."""
     openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     if not openmp:
         raise OSError("this torch was built with another OpenMP than GNU's")
-    text = b"\0".join(x.read_bytes() for x in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
+    text = b"\0".join(x.read_bytes() for x in (source, *sorted(source.parent.glob("*.h"))))
     key = hashlib.sha256(b"\0".join([text, *map(str.encode, FLAGS), str(openmp[0]).encode()])).hexdigest()[:16]
     folder = _folder()
-    for file in sorted(folder.glob(f"products-{key}-*.so")):
+    for file in sorted(folder.glob(f"{source.stem}-{key}-*.so")):
         if is_sound(file):
             return file
-    return _built(folder, key, openmp[0])
+    return _built(source, folder, key, openmp[0])
 
 
 def is_sound(file: Path) -> bool:
@@ -70,26 +98,26 @@ def _check_owner(path: Path) -> None:
         raise OSError(f"{path} may be written by others (mode {stat.S_IMODE(status.st_mode):o}); code is not loaded from there")
 
 
-def _built(folder: Path, key: str, openmp: Path) -> Path:
+def _built(source: Path, folder: Path, key: str, openmp: Path) -> Path:
     compiler = shlex.split(os.environ.get("CC") or "cc")
     if not compiler or shutil.which(compiler[0]) is None:
         raise OSError(f"there is no compiler: {' '.join(compiler) or 'CC'} is no command here")
     files.sweep(folder)
     with tempfile.TemporaryDirectory(prefix=files.DRAFT, dir=folder) as scratch:
-        part = Path(scratch) / "products"
+        part = Path(scratch) / source.stem
         # -fopenmp is for compiling only: at linking it would bring the compiler's own OpenMP in, whose threads would
         # wait for the cores that torch's hold.
-        _run([*compiler, *FLAGS, "-fopenmp", "-c", str(SOURCE), "-o", f"{part}.o"], Path(scratch))
+        _run([*compiler, *FLAGS, "-fopenmp", "-c", str(source), "-o", f"{part}.o"], Path(scratch))
         _run([*compiler, "-shared", f"{part}.o", str(openmp), "-lm", "-o", f"{part}.so"], Path(scratch))
         data = Path(f"{part}.so").read_bytes()
     # The hash is in the name, so one rename puts both in place: two processes that build at once cannot mix theirs.
-    target = folder / f"products-{key}-{hashlib.sha256(data).hexdigest()}.so"
+    target = folder / f"{source.stem}-{key}-{hashlib.sha256(data).hexdigest()}.so"
     if target.is_dir() and not target.is_symlink():
         raise OSError(f"{target} is a folder; remove it")
     files.write_bytes(target, data, private=True)
     if not is_sound(target):
         raise OSError(f"{target} is not what was written to it")
-    for file in folder.glob(f"products-{key}-*.so"):
+    for file in folder.glob(f"{source.stem}-{key}-*.so"):
         # What was not fit to load is not kept; whoever has it loaded goes on with what they have.
         if file != target and not is_sound(file) and (file.is_symlink() or file.is_file()):
             file.unlink(missing_ok=True)
@@ -116,4 +144,4 @@ def _run(command: list[str], scratch: Path) -> None:
         raise OSError(f"{command[0]} failed with {code}: {words or 'it said nothing'}")
 
 
-__all__ = ["compiled", "is_sound"]
+__all__ = ["Signatures", "bound", "compiled", "is_sound", "loaded"]
