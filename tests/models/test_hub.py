@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exports import write_gguf
 
 from regard.errors import CheckpointError
 from regard.models import LlamaConfig
@@ -193,6 +194,17 @@ def test_opening_a_model_does_not_import_torchs_compiler(tmp_path: Path):
     save(LlamaConfig(vocabulary=32, width=16, depth=1, heads=2, key_heads=1, hidden=24).build(), tmp_path / "a")
     code = f"import sys; from regard.models.convert import load; load({str(tmp_path / 'a')!r}); assert 'torch._dynamo' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+
+
+def test_a_gguf_in_the_cache_is_opened_as_it_is(own_home: Path):
+    folder = own_home / "models" / "small"
+    folder.mkdir(parents=True)
+    (folder / "regard.json").write_text('{"name": "small", "source": "a test"}')
+    model = write_gguf(folder / "m.gguf", words="gpt2")
+    opened, tokenizer = hub.open_model("small")
+    assert all(torch.equal(x, y) for x, y in zip(opened.parameters(), model.parameters(), strict=True))
+    assert tokenizer.encode("abc") == hub.open_model(folder / "m.gguf")[1].encode("abc")
+    assert sorted(p.name for p in folder.iterdir()) == ["m.gguf", "regard.json"]
 
 
 def test_home_follows_the_platform(monkeypatch: pytest.MonkeyPatch):

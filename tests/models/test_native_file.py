@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.models.decode import compiled, native
+from regard import compiled
+from regard.models.decode import native
 
 if native.library() is None:
     pytest.skip(f"nothing is compiled here: {native.reason()}", allow_module_level=True)
@@ -48,7 +49,7 @@ def compiled_once(base: Path) -> Path:
         before = os.environ["REGARD_HOME"]
         os.environ["REGARD_HOME"] = str(folder.parent)
         try:
-            compiled.compiled()
+            compiled.compiled(native.SOURCE)
         finally:
             os.environ["REGARD_HOME"] = before
     (file,) = folder.glob("*.so")
@@ -87,7 +88,7 @@ def test_sound_file_is_loaded_without_a_compiler(folder: Path, monkeypatch: pyte
 def test_file_and_folder_are_their_owners_alone(tmp_path: Path, folder: Path):
     shutil.rmtree(folder)
     folder.mkdir(mode=0o755)
-    compiled.compiled()
+    compiled.compiled(native.SOURCE)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(only(folder).stat().st_mode) == 0o600
     assert [x.name for x in folder.iterdir()] == [only(folder).name]

@@ -20,6 +20,7 @@ from ..errors import CheckpointError, CombinationError, ShapeError, StateError
 from ..nn import Attention, Cache
 from ..scope import Scope
 from ..state import State
+from ..values import tree
 from .blocks import Block, BlockContext
 from .generation_info import GenerationInfo
 from .objectives import NextToken, Objective
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 
+@tree
 @dataclass(frozen=True)
 class Output:
     logits: Float[Tensor, "B N V"]
@@ -223,7 +225,7 @@ def cached_length(caches: Sequence[Cache] | None, count: int) -> int:
         raise StateError(f"caches={caches!r:.60}: give what the last call returned, or [Cache() for _ in range({count})]")
     if len(caches) != count:
         raise ShapeError(f"{len(caches)} caches; this model keeps {count}, one for each layer: begin with [Cache()] * {count}")
-    return len(caches[0]) if count else 0
+    return caches[0].tokens if count else 0
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,9 @@ def walk(
     """x through every block in turn."""
     cached_length(caches, len(blocks))
     look = look or Look()
-    hidden, seen, grown = [x], list[Attended](), list[Cache]()
+    hidden: list[Tensor] = [x]
+    seen: list[Attended] = []
+    grown: list[Cache] = []
     for i, (block, state) in enumerate(zip(blocks, per_layer(states, len(blocks)), strict=True)):
         x, cache, attended = block(x, BlockContext(rule, state, None if caches is None else caches[i], look.attention))
         if look.hidden:

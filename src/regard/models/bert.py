@@ -18,6 +18,7 @@ from ..attention.allow import All, Allow
 from ..errors import CombinationError, ShapeError
 from ..nn import Attention, Cache
 from ..position import NoPosition
+from ..values import tree
 from .base import Look, Model, Output, States, walk
 from .blocks import Activation, Block, FeedForward, layer_specs
 from .infill import masks_filled
@@ -52,6 +53,7 @@ class BertConfig:
         return Bert(self)
 
 
+@tree
 @dataclass(frozen=True)
 class BertOutput(Output):
     last: Float[Tensor, "B N M"] | None = None

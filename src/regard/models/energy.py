@@ -27,6 +27,7 @@ from ..nn import Attention, Cache
 from ..position import NoPosition
 from ..selection import Energy
 from ..state import State
+from ..values import tree
 from .base import Look, Model, Output, States, narrowed, per_layer
 from .blocks import layer_specs
 from .infill import masks_filled
@@ -57,6 +58,7 @@ class EnergyConfig:
         return EnergyTransformer(self)
 
 
+@tree
 @dataclass(frozen=True)
 class EnergyOutput(Output):
     energies: Float[Tensor, "B T"] | None = None

@@ -22,6 +22,7 @@ from ..attention.inspect import Attended
 from ..attention.spec import Spec
 from ..nn import Attention, Cache
 from ..position import Rope
+from ..values import tree
 from .base import CausalModel, Look, Output, States, narrowed, walk
 from .blocks import Activation, Block, BlockContext, FeedForward, layer_specs
 from .clusters import ClusteredAttention
@@ -62,6 +63,7 @@ class RoutingConfig:
         return Routing(self)
 
 
+@tree
 @dataclass(frozen=True)
 class RoutingOutput(Output):
     balance: Float[Tensor, ""] | None = None

@@ -80,7 +80,7 @@ RANGES: dict[str, Range] = {
     "train.batch": Range(1, 1 << 20),
     "train.accumulate": Range(1, 1 << 20),
     "train.seed": Range(0, (1 << 63) - 1),
-    "train.threads": Range(0, 4096),
+    "train.threads": Range(-1, 4096),
     "train.log_every": Range(1, COUNT),
     "train.validate_every": Range(1, COUNT),
     "train.save_every": Range(1, COUNT),

@@ -21,6 +21,7 @@ from ..attention.spec import Spec
 from ..errors import CombinationError, ShapeError
 from ..nn import Attention, Cache
 from ..position import NoPosition, Relative
+from ..values import tree
 from .base import Look, Model, Output, States, narrowed, walk
 from .blocks import Activation, Block, BlockContext, FeedForward, attended, layer_specs
 from .infill import joined_around
@@ -64,6 +65,7 @@ class T5Config:
         return T5(self)
 
 
+@tree
 @dataclass(frozen=True)
 class T5Output(Output):
     source: Tensor | None = None

@@ -1,4 +1,4 @@
-"""GGUF files of LLaMA and Qwen2: metadata, tensors, dequantised through `gguf`.
+"""GGUF files of LLaMA and Qwen2: metadata and tensors, mapped, and written out as float32 where a weight is made of them.
 
 The header is read here and not by gguf's reader: every length is held against the size of the file before it is believed,
 so a damaged or hostile file is an error and never an allocation. llama.cpp keeps q and k of LLaMA with neighbouring
@@ -24,15 +24,16 @@ from ...position import Rope
 from ..base import Model
 from ..generation_info import GenerationInfo, as_ids
 from ..llama import LlamaConfig
+from ..packed import KINDS, Kind, PackedWeight
 from .fields import DEEPEST, Fields, changed
 from .layout import Share, TensorLayout, TensorPlace, assemble
 
 with needs_extra("models"):
     import numpy as np
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 MOST_VALUES = 1 << 23
 """Values in the arrays of one file, all together: the largest vocabularies have a few hundred thousand tokens."""
 TOKENIZER = "tokenizer.ggml."
@@ -44,13 +45,18 @@ PERMUTED = {"llama": True, "qwen2": False}
 @dataclass(frozen=True)
 class TensorInfo:
     shape: tuple[int, ...]
-    kind: int
+    number: int
+    """What the file calls its kind."""
+    kind: Kind
     start: int
-    row_bytes: int
 
     @property
     def rows(self) -> int:
         return math.prod(self.shape[:-1])
+
+    @property
+    def row_bytes(self) -> int:
+        return self.shape[-1] // self.kind.block * self.kind.size
 
 
 class GGUF:
@@ -60,7 +66,8 @@ class GGUF:
         self.origin, self._values = path.name, 0
         if require_plain(path).stat().st_size < 24:
             raise self._bad("it is shorter than a header")
-        self._data = np.memmap(path, dtype=np.uint8, mode="r")
+        # Private pages: whoever writes to a tensor that lies here changes no file.
+        self._data = np.memmap(path, dtype=np.uint8, mode="c")
         # A view without numpy's own checks: a vocabulary has a hundred thousand strings.
         self._view, self._at = self._data.data, 0
         if bytes(self._take(4)) != b"GGUF":
@@ -74,23 +81,31 @@ class GGUF:
             key = self._string()
             self.metadata[key] = self._value(self._scalar("<I"))
         self.tensors = self._directory(count)
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: info.shape for name, info in self.tensors.items()}
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: info.shape for name, info in self.tensors.items()}
 
     def read(self, name: str) -> Tensor:
+        packed = self.packed(name)
+        if packed is not None:
+            return packed.unpacked()
         info = self.tensors[name]
-        raw = self._data[info.start : info.start + info.rows * info.row_bytes].reshape(info.rows, info.row_bytes)
+        from gguf import GGMLQuantizationType, dequantize
+
         try:
-            values = dequantize(np.asarray(raw), GGMLQuantizationType(info.kind))
+            values = dequantize(self._raw(info).numpy(), GGMLQuantizationType(info.number))
         except NotImplementedError as error:
-            raise self._bad(f"{name} is {GGMLQuantizationType(info.kind).name}, which gguf cannot dequantise") from error
-        # Dequantised values are new; plain ones are still the file's, which must not be written to.
+            raise self._bad(f"{name} is {info.kind.name}, which gguf cannot dequantise") from error
         return torch.from_numpy(np.require(values, np.float32, ["C", "O", "W"])).reshape(info.shape)
 
+    def packed(self, name: str, heads: int = 0) -> PackedWeight | None:
+        """A tensor as it lies in the file; None where its kind is one of those that are rare."""
+        info = self.tensors[name]
+        return PackedWeight(info.kind, info.shape, self._raw(info), heads) if info.number in KINDS else None
+
+    def _raw(self, info: TensorInfo) -> Tensor:
+        whole = self._data[info.start : info.start + info.rows * info.row_bytes]
+        return torch.from_numpy(np.asarray(whole).reshape(info.rows, info.row_bytes))
+
     def _directory(self, count: int) -> dict[str, TensorInfo]:
-        sizes = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
         entries: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(count):
             name, dims = self._string(), self._scalar("<I")
@@ -104,13 +119,13 @@ class GGUF:
             raise self._bad(f"general.alignment is {align!r:.40}")
         base = -(-self._at // align) * align
         tensors: dict[str, TensorInfo] = {}
-        for name, (shape, kind, offset) in entries.items():
-            if kind not in sizes:
-                raise self._bad(f"{name} has the unknown type {kind}")
-            block, size = sizes[kind]
-            if min(shape) < 1 or shape[-1] % block:
-                raise self._bad(f"{name} is {shape}, and {GGMLQuantizationType(kind).name} holds blocks of {block}")
-            info = TensorInfo(shape, kind, base + offset, shape[-1] // block * size)
+        for name, (shape, number, offset) in entries.items():
+            kind = KINDS.get(number) or _rare(number)
+            if kind is None:
+                raise self._bad(f"{name} has the unknown type {number}")
+            if min(shape) < 1 or shape[-1] % kind.block:
+                raise self._bad(f"{name} is {shape}, and {kind.name} holds blocks of {kind.block}")
+            info = TensorInfo(shape, number, kind, base + offset)
             if info.start + info.rows * info.row_bytes > len(self._data):
                 raise self._bad(f"{name} ends past the end of the file: it is cut short")
             tensors[name] = info
@@ -134,17 +149,32 @@ class GGUF:
         if self._values > MOST_VALUES:
             raise self._bad(f"its arrays announce {self._values:,} values; {MOST_VALUES:,} are read")
         if inner == STRING:
-            return [self._string() for _ in range(self._fits(count, 8))]
+            return self._strings(self._fits(count, 8))
         if inner not in SCALARS:
             raise self._bad(f"an array holds the unknown type {inner}")
         size = struct.calcsize(SCALARS[inner])
         return np.frombuffer(self._take(self._fits(count, size) * size), dtype=SCALARS[inner]).tolist()
 
     def _string(self) -> str:
+        return self._strings(1)[0]
+
+    def _strings(self, count: int) -> list[str]:
+        # A vocabulary has a hundred thousand: each is a length that is held against the file, and its bytes.
+        view, at, end, length = self._view, self._at, len(self._view), _LENGTH.unpack_from
+        strings: list[str] = []
         try:
-            return bytes(self._take(self._scalar("<Q"))).decode("utf-8")
+            for _ in range(count):
+                (size,) = length(view, at)
+                if size > end - at - 8:
+                    raise self._bad(f"it announces {size} values at byte {at}, more than are left")
+                at += 8 + size
+                strings.append(str(view[at - size : at], "utf-8"))
         except UnicodeDecodeError as error:
             raise self._bad("a string is not UTF-8") from error
+        except struct.error as error:
+            raise self._bad(f"it ends inside a string, at byte {at}") from error
+        self._at = at
+        return strings
 
     def _scalar(self, form: str) -> Any:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
@@ -161,6 +191,15 @@ class GGUF:
 
     def _bad(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.origin} is not a GGUF file that can be read: {why}")
+
+
+def _rare(number: int) -> Kind | None:
+    """A kind that only `gguf` knows."""
+    with needs_extra("models"):
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    known = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}.get(number)
+    return None if known is None else Kind(GGMLQuantizationType(number).name, *known)
 
 
 def load_gguf(path: Path, dtype: torch.dtype, changes: Mapping[str, Any], progress: Share) -> Model:

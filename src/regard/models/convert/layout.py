@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,14 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import CheckpointError
 from ..base import Model
+from ..packed import PackedWeight, keep_packed
 from ..parameters import assign, owners_of
 
 SHOWN = 5
 """How many names an error lists before it only counts."""
 MOST_PARTS = 1 << 16
 """No model here has more layers and experts; each costs kilobytes before it holds a number."""
+MOST_READERS = 4
 OWN_ELEMENTS = 1 << 20
 """A spec may train this many numbers that the file does not hold, however small the file."""
 
@@ -48,6 +51,11 @@ class TensorPlace:
     """Rows of each head pair dimension 2i with 2i+1 for RoPE there, i with i + D/2 here; 0: the same order."""
     also: tuple[str, ...] = ()
     """Other names under which a file may keep it."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True where ours is the whole tensor, but for the order of its rows."""
+        return not self.transposed and self.part == (0, 1)
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         whole = (ours[0] * self.part[1], *ours[1:])
@@ -102,6 +110,13 @@ class Stored(Protocol):
     def read(self, name: str) -> Tensor: ...
 
 
+@runtime_checkable
+class StoredPacked(Stored, Protocol):
+    """Those of a file that keeps weights in blocks."""
+
+    def packed(self, name: str, heads: int = 0) -> PackedWeight | None: ...
+
+
 @dataclass(frozen=True)
 class TensorsInMemory:
     """Tensors that are in memory already."""
@@ -141,13 +156,26 @@ def assemble(config: Any, layout: TensorLayout, stored: Stored, dtype: torch.dty
             raise CheckpointError(f"{stored.origin}: its attention trains {size:,} numbers, and the file holds {room:,} in all")
         model = config.build()
     owners = owners_of(model)
-    for done, (ours, place) in enumerate(places.items()):
-        progress(done / len(places))
-        value = place.take(stored.read(place.name))
-        if not value.is_floating_point():
-            raise CheckpointError(f"{stored.origin}: {place.name} holds {value.dtype}; weights are floating point")
-        assign(owners, model.get_parameter(ours), value.to(dtype).contiguous())
+    # Memory that was never touched is given page by page, which takes longer than writing to it: by several threads at once.
+    with ThreadPoolExecutor(min(MOST_READERS, torch.get_num_threads())) as readers:
+        values = readers.map(lambda place: _value(place, stored, dtype), places.values())
+        for done, (ours, (value, packed)) in enumerate(zip(places, values, strict=True)):
+            progress(done / len(places))
+            assign(owners, model.get_parameter(ours), value)
+            if packed is not None and packed.kind.block > 1:
+                keep_packed(model.get_parameter(ours), packed)
     return model
+
+
+def _value(place: TensorPlace, stored: Stored, dtype: torch.dtype) -> tuple[Tensor, PackedWeight | None]:
+    """A weight, and the blocks that it was written out from."""
+    # Of a vector there are no rows to put in order.
+    in_rows = place.is_whole and len(stored.shapes[place.name]) == 2
+    packed = stored.packed(place.name, place.heads) if in_rows and isinstance(stored, StoredPacked) else None
+    value = place.take(stored.read(place.name)) if packed is None else packed.unpacked()
+    if not value.is_floating_point():
+        raise CheckpointError(f"{stored.origin}: {place.name} holds {value.dtype}; weights are floating point")
+    return value.to(dtype).contiguous(), packed
 
 
 class _NoDraws(TorchFunctionMode):

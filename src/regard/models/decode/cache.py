@@ -6,6 +6,7 @@ one still reads what it read. Two ways on from one cache are told apart: the sec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import cast
@@ -29,7 +30,8 @@ class StaticCache(Cache):
     taken: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
     """How far the room is written, shared by all views over it."""
 
-    def __len__(self) -> int:
+    @property
+    def tokens(self) -> int:
         return self.written or self.length - self.lead
 
     def keys(self) -> Tensor:
@@ -79,6 +81,24 @@ class StaticCache(Cache):
         grown.__dict__.update(self.__dict__, k=room.k, v=room.v, length=stop, capacity=room.capacity, taken=room.taken)
         return grown
 
+    def shortened(self, tokens: int) -> StaticCache | None:
+        """The first `tokens` of them, to go on from in the same room: whoever holds a longer view must let it go. None where a carry has
+        taken the others in, and cannot give them back."""
+        if tokens == len(self):
+            return self
+        if self.carry is not None or self.written:
+            return None
+        return self._given_back(self.lead + tokens)
+
+    def reopened(self) -> StaticCache:
+        """This view, to go on from again in the same room: whoever holds a longer one must let it go."""
+        return self if self.written or self.k is None else self._given_back(self.length)
+
+    def _given_back(self, length: int) -> StaticCache:
+        with _CLAIMING:
+            self.taken[0] = min(self.taken[0], length)
+        return replace(self, length=length)
+
     def _claimed(self, start: int, stop: int) -> bool:
         """True for the first who goes on from here; of two threads, one."""
         with _CLAIMING:
@@ -111,6 +131,22 @@ class StaticCache(Cache):
 _CLAIMING = Lock()
 
 
+def advanced(caches: Sequence[StaticCache], places: int) -> tuple[StaticCache, ...] | None:
+    """All caches with so many places more in the rooms they have; None, and nothing taken, where one of them has to move."""
+    with _CLAIMING:
+        for c in caches:
+            if c.written or c.taken[0] != c.length or c.length + places > c.capacity:
+                return None
+        for c in caches:
+            c.taken[0] += places
+    grown: list[StaticCache] = []
+    for c in caches:
+        longer = object.__new__(type(c))
+        longer.__dict__.update(c.__dict__, length=c.length + places)
+        grown.append(longer)
+    return tuple(grown)
+
+
 def _check(room: Tensor, new: Tensor, places: int) -> None:
     """Refuse what copy_ would spread: one row, head or column over all of them."""
     (B, G, _, D), (b, g, n, d) = room.shape, new.shape
@@ -125,4 +161,4 @@ def static_caches(depth: int, capacity: int = FIRST_ROOM) -> tuple[StaticCache, 
     return tuple(StaticCache(capacity=min(max(1, capacity), MOST_ROOM)) for _ in range(depth))
 
 
-__all__ = ["StaticCache", "static_caches"]
+__all__ = ["StaticCache", "advanced", "static_caches"]

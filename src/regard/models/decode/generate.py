@@ -17,21 +17,24 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Number
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...attention.allow import Allow, Padding
 from ...errors import CombinationError, NumericsError, RegardWarning, ShapeError, SpecError
-from ...nn import Attention, AttentionOverride, bound, overrides_in, overrides_of_rows
+from ...nn import Attention, AttentionOverride, Cache, bound, overrides_in, overrides_of_rows
 from ..base import Model, States
 from ..tokens import has_ids
-from .cache import static_caches
+from . import native
+from .cache import StaticCache, static_caches
+from .int8_cache import STEPWISE, Int8Cache, int8_caches
 from .prepare import Decoder, Weights, prepare
 from .sampling import Drawer, Sampling, is_whole
+from .speculate import Drafts, Speculate, Speculation, speculation
 from .stream import Ending, Speaks, Stream, Token
 
 PREFILL = 512
@@ -51,8 +54,24 @@ class Generated:
     """Of each chosen token under the model itself, before temperature and cuts."""
     top: list[list[list[tuple[int, float]]]] | None = field(default=None, repr=False)
     """The most likely tokens at each place and their log-probabilities, when `Sampling.logprobs` is above 0."""
+    drafted: list[int] | None = None
+    """How many tokens speculation guessed; None without it."""
+    accepted: list[int] | None = None
+    """How many of them were right."""
+
+    @property
+    def accepted_share(self) -> float | None:
+        """Of all guesses; None where there were none."""
+        return (
+            sum(self.accepted) / sum(self.drafted) if self.accepted is not None and self.drafted and sum(self.drafted) else None
+        )
 
 
+Caches = tuple[Cache, ...]
+Rooms = Callable[[int, int], Caches]
+"""How many layers, and for how many tokens."""
+CacheKind = Literal["float32", "int8"]
+ROOMS: dict[str, Rooms] = {"float32": static_caches, "int8": int8_caches}
 Prompt = Tensor | str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 Overrides = Mapping[nn.Module, AttentionOverride]
 
@@ -68,18 +87,22 @@ def generate(
     weights: Weights = "float32",
     states: States = None,
     prefill: int = PREFILL,
+    speculate: Speculate = None,
+    cache: CacheKind = "float32",
 ) -> Generated:
     """Continue one prompt or several: token ids, or texts where a tokenizer is given.
 
     `overrides` is what the layers do instead of their own attention; without it, whatever overrides them here. `on_token` sees
     every token as it falls. A batch is one call: rows that end early wait for the others. A row ends at `Sampling.stop_ids`
     and the tokenizer's `eos_ids`; where neither is given, at those that came with the model (`model.generation_info.eos_ids`).
+    `speculate="lookup"` guesses tokens from what was said, and gives the same text in fewer steps (`speculate.py`); `cache="int8"` keeps
+    keys and values in a byte a number (`int8_cache.py`).
     """
-    call = _Call(model, prompt, sampling, tokenizer, on_token, overrides)
-    decoder = prepare(model, weights)
+    call = _Call(model, prompt, sampling, tokenizer, on_token, overrides, _guesses(speculate, cache))
+    decoder, rooms = prepare(model, weights), caches_of(cache)
     try:
         with _resting(model):
-            for _ in call.run(decoder, states, _checked_prefill(prefill)):
+            for _ in call.run(decoder, states, _checked_prefill(prefill), rooms):
                 pass
     except KeyboardInterrupt:
         for row in call.streams:
@@ -97,6 +120,8 @@ def stream(
     weights: Weights = "float32",
     states: States = None,
     prefill: int = PREFILL,
+    speculate: Speculate = None,
+    cache: CacheKind = "float32",
 ) -> Iterator[Token]:
     """`generate` as an iterator over its tokens, row by row as they fall.
 
@@ -104,8 +129,8 @@ def stream(
     thread or task, one at a time, between those of other streams.
     """
     fallen: deque[Token] = deque()
-    call = _Call(model, prompt, sampling, tokenizer, fallen.append, overrides)
-    return _streamed(model, call.run(prepare(model, weights), states, _checked_prefill(prefill)), fallen)
+    call = _Call(model, prompt, sampling, tokenizer, fallen.append, overrides, _guesses(speculate, cache))
+    return _streamed(model, call.run(prepare(model, weights), states, _checked_prefill(prefill), caches_of(cache)), fallen)
 
 
 def _streamed(model: Model, steps: Generator[None], fallen: deque[Token]) -> Generator[Token]:
@@ -131,6 +156,7 @@ class _Call:
         tokenizer: Speaks | None,
         on_token: Callable[[Token], object] | None,
         overrides: Overrides | None,
+        guesses: Speculation | None = None,
     ) -> None:
         expect_decoder(model)
         sampling = Sampling() if sampling is None else sampling
@@ -152,11 +178,13 @@ class _Call:
         self.overrides: Overrides = overrides_in(model) if overrides is None else overrides
         eos_ids = model.generation_info.eos_ids
         self.streams = [Stream(i, p, sampling, tokenizer, on_token, eos_ids) for i, p in enumerate(self.prompts)]
+        self.drafts = None if guesses is None else [Drafts(guesses, p) for p in self.prompts]
 
-    def run(self, decoder: Decoder, states: States, prefill: int) -> Generator[None]:
+    def run(self, decoder: Decoder, states: States, prefill: int, rooms: Rooms) -> Generator[None]:
         for group in _groups(self.model, self.prompts, self.overrides):
             overrides = overrides_of_rows(self.overrides, group, len(self.prompts))
-            yield from _run(decoder, [self.streams[i] for i in group], self.sampling, states, prefill, overrides)
+            drafts = None if self.drafts is None else [self.drafts[i] for i in group]
+            yield from _run(decoder, [self.streams[i] for i in group], self.sampling, states, prefill, overrides, drafts, rooms)
 
     def generated(self) -> Generated:
         streams, s = self.streams, self.sampling
@@ -166,6 +194,7 @@ class _Call:
             None if self.tokenizer is None else [x.text() for x in streams],
             None if s.logprobs is None else [x.logprobs for x in streams],
             None if not s.logprobs else [x.top for x in streams],
+            *((None, None) if self.drafts is None else ([d.drafted for d in self.drafts], [d.accepted for d in self.drafts])),
         )
 
 
@@ -196,6 +225,20 @@ def _expect_room(model: Model, longest: int, more: int) -> None:
         )
 
 
+def caches_of(cache: object) -> Rooms:
+    """How keys and values are kept: as the model gives them, or in a byte a number."""
+    rooms = ROOMS.get(cache) if isinstance(cache, str) else None
+    if rooms is None:
+        raise SpecError(f"cache={cache!r:.60}: choose 'float32' (as the model gives them) or 'int8' (a byte a number)")
+    return rooms
+
+
+def _guesses(speculate: Speculate, cache: CacheKind) -> Speculation | None:
+    given = speculation(speculate)
+    # No more of them than meet a cache of bytes one by one.
+    return given if given is None or cache == "float32" else replace(given, tokens=min(given.tokens, STEPWISE - 1))
+
+
 def _checked_prefill(prefill: int) -> int:
     if not is_whole(prefill) or prefill < 1:
         raise SpecError(f"prefill={prefill!r:.60}: it is how many tokens go through the model at a time, a whole number from 1")
@@ -217,9 +260,16 @@ def _resting(model: nn.Module) -> Generator[None]:
 
 @torch.no_grad()
 def _run(
-    decoder: Decoder, streams: list[Stream], s: Sampling, states: States, prefill: int, overrides: Overrides
+    decoder: Decoder,
+    streams: list[Stream],
+    s: Sampling,
+    states: States,
+    prefill: int,
+    overrides: Overrides,
+    drafts: list[Drafts] | None,
+    rooms: Rooms,
 ) -> Generator[None]:
-    """Stops after every token; who speaks is bound to each step, and to nothing between them."""
+    """Stops after every step; who speaks is bound to each of them, and to nothing between them."""
     prompts = [x.prompt for x in streams]
     lengths = [len(p) for p in prompts]
     longest = max(lengths)
@@ -227,10 +277,10 @@ def _run(
     tokens = torch.tensor([[0] * (longest - n) + p for n, p in zip(lengths, prompts, strict=True)], device=device)
     pads = torch.tensor([longest - n for n in lengths], device=device)
     padded = longest > min(lengths)
-    caches = static_caches(decoder.depth, longest + s.max_tokens)
+    caches: Caches = rooms(decoder.depth, longest + s.max_tokens)
     draw = Drawer(s, prompts, decoder.model.config.vocabulary, [x.row for x in streams], streams[0].stop_ids)
-    start, chunk, left = 0, tokens[:, :prefill], s.max_tokens
-    while True:
+
+    def read(chunk: Tensor, start: int, caches: Caches, every: bool = False) -> tuple[Tensor, Caches]:
         stop = start + chunk.shape[1]
         allow: Allow | None = None
         positions: Tensor | None = None
@@ -239,41 +289,109 @@ def _run(
             if decoder.model.has_place_table:
                 positions = (torch.arange(start, stop, device=device) - pads.unsqueeze(-1)).clamp_min(0)
         with bound(overrides):
-            logits, caches = decoder(chunk, caches, allow=allow, states=states, positions=positions)
-        start = stop
-        if start < longest:
-            chunk = tokens[:, start : start + prefill]
-            continue
-        if not bool(torch.isfinite(logits.sum())):
-            raise NumericsError("the logits are not finite: the weights or the state hold NaN or infinity")
-        chosen = draw(logits)
-        left -= 1
-        for i, stream in enumerate(streams):
-            stream.push(int(chosen[i]), logits[i], last=left == 0)
+            return decoder(chunk, caches, allow=allow, states=states, positions=positions, every=every)
+
+    last = tokens[:, :0]
+    for start in range(0, longest, prefill):
+        last, caches = read(tokens[:, start : start + prefill], start, caches)
+    steps = _Steps(streams, draw, s.max_tokens, drafts)
+    chosen, _ = steps.take(last.unsqueeze(1), [])
+    count, pending = longest, chosen.to(device).unsqueeze(-1)
+    while True:
         yield
-        if left == 0 or all(x.ending for x in streams):
+        if steps.over:
             return
-        chunk = chosen.to(device).unsqueeze(-1)
+        guessed = steps.guess() if pending.shape[1] == 1 else []
+        before = caches
+        chunk = torch.cat([pending, torch.tensor(guessed, device=device).T], dim=1) if guessed else pending
+        logits, caches = read(chunk, count, before, every=bool(guessed))
+        chosen, right = steps.take(logits[:, pending.shape[1] - 1 :] if guessed else logits.unsqueeze(1), guessed)
+        new = chosen.to(device).unsqueeze(-1)
+        if right < len(guessed):
+            kept = count + pending.shape[1] + right
+            shorter = [c.shortened(kept) if isinstance(c, StaticCache | Int8Cache) else None for c in caches]
+            if None in shorter:
+                # A carry has taken in what was wrong: what was right is read again, with what was drawn after it.
+                caches = tuple(c.reopened() if isinstance(c, StaticCache | Int8Cache) else c for c in before)
+                pending = torch.cat([chunk[:, : pending.shape[1] + right], new], dim=1)
+                continue
+            caches = cast(Caches, tuple(shorter))
+        count += pending.shape[1] + right
+        pending = new
 
 
-def perplexity(model: Model, tokens: Sequence[int], *, weights: Weights = "float32", states: States = None) -> float:
+class _Steps:
+    """What is drawn behind the tokens that a step has read, and what is guessed for the next."""
+
+    def __init__(self, streams: list[Stream], draw: Drawer, most: int, drafts: list[Drafts] | None) -> None:
+        self.streams, self.draw, self.left, self.drafts = streams, draw, most, drafts
+
+    @property
+    def over(self) -> bool:
+        return self.left == 0 or all(x.ending for x in self.streams)
+
+    def guess(self) -> list[list[int]]:
+        """For each of the next places, what may stand there in each row: as far as all that go on have a guess."""
+        if self.drafts is None:
+            return []
+        # The last token that is written does not go through the model again.
+        each = [None if x.ending else d.guess(self.left - 1) for x, d in zip(self.streams, self.drafts, strict=True)]
+        count = min(len(x) for x in each if x is not None)
+        return [[0 if x is None else x[i] for x in each] for i in range(count)]
+
+    def take(self, logits: Tensor, guessed: list[list[int]]) -> tuple[Tensor, int]:
+        """Draw from logits (B, 1 + guesses, V), one place after the other while the guesses are right: the last tokens that were
+        drawn, and how many guesses stood."""
+        going = [not x.ending for x in self.streams]
+        right = 0
+        while True:
+            here = logits[:, right]
+            # In one pass of one thread: torch would wake all of them twice for a vocabulary of numbers.
+            best = native.peaks(here)
+            if not bool(torch.isfinite(here.sum())) if best is None else -1 in best:
+                raise NumericsError("the logits are not finite: the weights or the state hold NaN or infinity")
+            chosen = self.draw(here, best)
+            self.left -= 1
+            drawn = chosen.tolist()
+            ended = [x.ending for x in self.streams]
+            hit = right < len(guessed) and all(e or g == t for e, g, t in zip(ended, guessed[right], drawn, strict=True))
+            for i, stream in enumerate(self.streams):
+                if self.drafts is not None and not ended[i]:
+                    self.drafts[i].lookup.push(drawn[i])
+                stream.push(drawn[i], here[i], last=self.left == 0, guessed=hit)
+            if not hit or self.over:
+                break
+            right += 1
+        right += hit
+        if self.drafts is not None:
+            for i, row in enumerate(self.drafts):
+                if going[i]:
+                    row.checked(len(guessed), right)
+        return chosen, right
+
+
+def perplexity(
+    model: Model, tokens: Sequence[int], *, weights: Weights = "float32", states: States = None, cache: CacheKind = "float32"
+) -> float:
     """exp of the mean surprise per token of a text, from its second token on."""
     ids = _row(tokens, model)
     if len(ids) < 2:
         raise ShapeError(f"{len(ids)} tokens: perplexity needs at least two, the first has nothing before it")
-    logits = logits_of(model, ids, weights=weights, states=states)
+    logits = logits_of(model, ids, weights=weights, states=states, cache=cache)
     return float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:], device=logits.device)).exp())
 
 
 @torch.no_grad()
-def logits_of(model: Model, tokens: Sequence[int], *, weights: Weights = "float32", states: States = None) -> Tensor:
+def logits_of(
+    model: Model, tokens: Sequence[int], *, weights: Weights = "float32", states: States = None, cache: CacheKind = "float32"
+) -> Tensor:
     """Logits (N, V) of every token, as decoding with these weights would see them."""
     ids = _row(tokens, model)
     _expect_room(model, len(ids), 1)
     decoder = prepare(model, weights)
     device = next(model.parameters()).device
     with _resting(model):
-        caches = static_caches(decoder.depth, len(ids))
+        caches = caches_of(cache)(decoder.depth, len(ids))
         return decoder(torch.tensor([ids], device=device), caches, states=states, every=True)[0][0].float()
 
 

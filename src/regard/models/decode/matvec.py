@@ -7,6 +7,7 @@ There the arithmetic is nothing and reading the weights is all, so what counts i
                         Where in > out, (out, in) is the better one again, and needs no copy.
     a few rows          oneDNN's blocked layout, made when the first such batch comes
     int8                a byte per weight, one scale per output; see `Int8`
+    q4                  blocks of 4 to 8 bits, a GGUF file's own where the weights came from one; see `Quantised`
 
 Where `native` multiplies, float32 weights are the model's own memory and can never be old. Whatever is copied from them is
 `stale` once their contents, compared whole, are others. docs/decoding.md has what each way was measured to give.
@@ -21,8 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...errors import CombinationError
+from ..packed import packed_of
 from . import native
 from .marks import content_mark
+from .tiles import KINDS, Q4_1, Q8_0, Blocks, quantised, read, rounded, tiled
 
 FEW = 16
 """Rows up to which the blocked layout is faster than a plain product."""
@@ -126,7 +130,9 @@ class Int8:
         self.bias = bias
         usable = weight.device.type == "cpu" and native.library() is not None
         whole = None if bias is None else bias.float().contiguous()
-        self.matrices = native.Matrices([self.values], [whole], self.scale) if usable else None
+        sizes = [x.weight.shape[0] for x in linears]
+        biases = [None] * len(sizes) if whole is None else whole.split(sizes)
+        self.matrices = native.Matrices(self.values.split(sizes), biases, self.scale.split(sizes)) if usable else None
         # torch's kernel reads whole blocks of a row, also where a row ends within one.
         self.packed = F.pad(self.values, (0, -self.shape[1] % BLOCK)) if self.matrices is None else None
         self.coarse = self.scale.to(torch.bfloat16)
@@ -152,6 +158,57 @@ class Int8:
     @property
     def nbytes(self) -> int:
         return self.shape.numel()
+
+
+class Quantised:
+    """Weights in blocks of few bits (`tiles`): those of the GGUF file that they came from, or else our own.
+
+    A weight that its file still holds is read in the file's blocks as they are. One that came from elsewhere, or was trained since, is
+    rounded to Q4_1; the `head`, and what a file keeps in blocks that are not multiplied here, to Q8_0.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear], head: bool = False) -> None:
+        self.linears = list(linears)
+        self.content = _contents(self.linears)
+        self.shape = torch.Size((sum(x.weight.shape[0] for x in linears), linears[0].weight.shape[1]))
+        biases = [None if x.bias is None else x.bias.detach().float().contiguous() for x in linears]
+        blocks = [_blocks(x.weight, head) for x in linears]
+        self.kinds = [b.kind.name for b in blocks]
+        self.tiles = [tiled(b, self.shape[1]) for b in blocks]
+        on_cpu = all(x.weight.device.type == "cpu" for x in linears)
+        self.matrices = native.Matrices(self.tiles, biases) if on_cpu and native.library() is not None else None
+        self.plain: tuple[Tensor, Tensor | None] | None = None
+        if self.matrices is None:
+            weights = [b.weights()[:, : self.shape[1]].to(x.weight) for b, x in zip(blocks, linears, strict=True)]
+            self.plain = joined(list(zip(weights, biases, strict=True)))
+
+    def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
+        if self.matrices is not None:
+            out = native.product(x, self.matrices, onto)
+            if out is not None:
+                return out
+        if self.plain is None:
+            raise CombinationError(f"rows of {x.dtype} on {x.device}: weights in blocks multiply float32 on the CPU")
+        out = F.linear(rounded(x).to(x.dtype), self.plain[0], None if self.plain[1] is None else self.plain[1].to(x.dtype))
+        return out if onto is None else onto + out
+
+    def stale(self) -> bool:
+        """True where the layers' weights are no longer those that are multiplied with."""
+        return self.content != _contents(self.linears)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tiles)
+
+
+def _blocks(weight: Tensor, head: bool) -> Blocks:
+    packed = packed_of(weight)
+    if packed is not None and packed.holds(weight):
+        kind = next((k for k in KINDS.values() if k.name == packed.kind.name), None)
+        if kind is not None:
+            return read(kind, packed.ordered())
+        head = head or packed.kind.block > 1
+    return quantised(weight.detach(), Q8_0 if head else Q4_1)
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:

@@ -225,64 +225,109 @@ static void meet_four(const Text *t, const Heads *a, int64_t g, const float *q, 
 
 #define SOME 16 /* tokens of a text that a thread takes at a time */
 
+// What new tokens of all texts bring, and what they get.
+typedef struct {
+    const float *qkv, *cosines, *sines;
+    const Text *texts;
+    float *y;
+    int64_t count, longest, wide, jobs, tokens;
+    Heads a;
+} Meeting;
+
+static Meeting meeting_of(const float *qkv, const float *cosines, const float *sines, const Text *texts, float *y, int64_t count,
+                          Heads a) {
+    Meeting m = {qkv, cosines, sines, texts, y, count, 0, 0, 0, 0, a};
+    for (int64_t n = 0; n < count; n++) {
+        const Text *t = texts + n;
+        m.wide = t->W > m.wide ? t->W : m.wide;
+        m.longest = t->length + t->tokens > m.longest ? t->length + t->tokens : m.longest;
+        m.jobs += (t->tokens + SOME - 1) / SOME * a.G;
+        m.tokens += t->tokens;
+    }
+    return m;
+}
+
+// Floats that one thread needs: scores of four queries, and the queries of some tokens.
+static int64_t meeting_room(const Meeting *m) { return 4 * m->longest + SOME * (m->a.H / m->a.G) * m->wide; }
+
+// Key and value of one token go where its text keeps them.
+static void keep_token(const Meeting *m, const Text *t, int64_t i, int64_t g) {
+    const Heads *a = &m->a;
+    const float *from = m->qkv + (t->first + i) * a->stride;
+    int64_t place = (g * t->capacity + t->length + i) * t->W, D = a->D;
+    widen_head(from + (a->H + g) * D, t->k + place, g, 0, m->cosines + (t->first + i) * a->pairs,
+               m->sines + (t->first + i) * a->pairs, t, a);
+    memcpy(t->v + place, from + (a->H + a->G + g) * D, D * sizeof(float));
+    memset(t->v + place + D, 0, (t->W - D) * sizeof(float));
+}
+
+// One key head of some tokens of one text; `alone` keeps their keys first, which nobody else waits for.
+static void meet_job(const Meeting *m, int64_t job, int alone, float *room) {
+    const Heads *a = &m->a;
+    int64_t n = 0, rest = job, some, G = a->G, H = a->H, D = a->D, each = H / G;
+    while (rest >= (some = (m->texts[n].tokens + SOME - 1) / SOME * G)) rest -= some, n++;
+    const Text *t = m->texts + n;
+    int64_t g = rest % G, start = rest / G * SOME, stop = t->tokens - start < SOME ? t->tokens : start + SOME;
+    float *scores = room, *q = room + 4 * m->longest;
+    if (alone)
+        for (int64_t i = start; i < stop; i++) keep_token(m, t, i, g);
+    for (int64_t i = start; i < stop; i++)
+        for (int64_t h = 0; h < each; h++)
+            widen_head(m->qkv + (t->first + i) * a->stride + (g * each + h) * D, q + ((i - start) * each + h) * t->W, g, 1,
+                       m->cosines + (t->first + i) * a->pairs, m->sines + (t->first + i) * a->pairs, t, a);
+    for (int64_t j = 0; j < (stop - start) * each; j += 4) {
+        int64_t rows = (stop - start) * each - j < 4 ? (stop - start) * each - j : 4, at[4];
+        float *to[4];
+        for (int64_t r = 0; r < rows; r++) {
+            at[r] = start + (j + r) / each;
+            to[r] = m->y + (t->first + at[r]) * H * D + (g * each + (j + r) % each) * D;
+        }
+        meet_four(t, a, g, q + j * t->W, rows, at, scores, m->longest, to);
+    }
+}
+
+// True where every job has all new tokens of its text.
+static int meets_alone(const Meeting *m) {
+    for (int64_t n = 0; n < m->count; n++)
+        if (m->texts[n].tokens > SOME) return 0;
+    return 1;
+}
+
+static void share_meeting(Crew *c, const Meeting *m, float *room) {
+    int64_t job;
+    while ((job = next_of(c, 0, 1)) < m->jobs) {
+        meet_job(m, job, 0, room);
+        if (is_last(c, 0, 1, m->jobs)) end_of(c, 0);
+    }
+    wait_for(c, 0);
+}
+
 // qkv (tokens, stride): H queries, G keys and G values of width D each, not turned. Keys and values go where each text keeps them,
 // and y (tokens, H * D) gets what every head makes of its text. 0, or 1: no memory.
 int meet(const float *qkv, const float *cosines, const float *sines, const Text *texts, float *y, int64_t count, int64_t stride,
          int64_t H, int64_t G, int64_t D, int64_t pairs, double scale, int threads) {
-    Heads a = {stride, H, G, D, pairs, scale};
-    int64_t wide = 0, longest = 0, jobs = 0, work = 0, each = H / G;
+    Meeting m = meeting_of(qkv, cosines, sines, texts, y, count, (Heads){stride, H, G, D, pairs, scale});
+    int64_t work = 0, room = meeting_room(&m);
     for (int64_t n = 0; n < count; n++) {
         const Text *t = texts + n;
-        wide = t->W > wide ? t->W : wide;
-        longest = t->length + t->tokens > longest ? t->length + t->tokens : longest;
-        jobs += (t->tokens + SOME - 1) / SOME * G;
         work += t->tokens * (t->length + t->tokens) * H * t->W;
+        for (int64_t i = 0; i < t->tokens; i++)
+            for (int64_t g = 0; g < G; g++) keep_token(&m, t, i, g);
     }
-    for (int64_t n = 0; n < count; n++) {
-        const Text *t = texts + n;
-        for (int64_t i = 0; i < t->tokens; i++) {
-            const float *from = qkv + (t->first + i) * stride, *c = cosines + (t->first + i) * pairs;
-            const float *s = sines + (t->first + i) * pairs;
-            for (int64_t g = 0; g < G; g++) {
-                int64_t place = (g * t->capacity + t->length + i) * t->W;
-                widen_head(from + (H + g) * D, t->k + place, g, 0, c, s, t, &a);
-                memcpy(t->v + place, from + (H + G + g) * D, D * sizeof(float));
-                memset(t->v + place + D, 0, (t->W - D) * sizeof(float));
-            }
-        }
-    }
-    int failed = 0;
     // Threads that wait for each other cost more than little work takes.
-#pragma omp parallel num_threads(work < 1 << 21 ? 1 : threads)
-    {
-        float *scores = malloc(4 * longest * sizeof(float)), *q = malloc(SOME * each * wide * sizeof(float));
-        if (!scores || !q) {
-#pragma omp atomic write
-            failed = 1;
-        }
-#pragma omp for schedule(dynamic)
-        for (int64_t job = 0; job < jobs; job++) {
-            int64_t n = 0, rest = job, some;
-            while (rest >= (some = (texts[n].tokens + SOME - 1) / SOME * G)) rest -= some, n++;
-            const Text *t = texts + n;
-            int64_t g = rest % G, start = rest / G * SOME, stop = t->tokens - start < SOME ? t->tokens : start + SOME;
-            if (!scores || !q) continue;
-            for (int64_t i = start; i < stop; i++)
-                for (int64_t h = 0; h < each; h++)
-                    widen_head(qkv + (t->first + i) * stride + (g * each + h) * D, q + ((i - start) * each + h) * t->W, g, 1,
-                               cosines + (t->first + i) * pairs, sines + (t->first + i) * pairs, t, &a);
-            for (int64_t m = 0; m < (stop - start) * each; m += 4) {
-                int64_t rows = (stop - start) * each - m < 4 ? (stop - start) * each - m : 4, at[4];
-                float *to[4];
-                for (int64_t r = 0; r < rows; r++) {
-                    at[r] = start + (m + r) / each;
-                    to[r] = y + (t->first + at[r]) * H * D + (g * each + (m + r) % each) * D;
-                }
-                meet_four(t, &a, g, q + m * t->W, rows, at, scores, longest, to);
-            }
-        }
-        free(scores);
-        free(q);
+    threads = crew_size(work < 1 << 21 ? 1 : threads);
+    float *rooms = malloc(threads * room * sizeof(float));
+    if (!rooms) return 1;
+    Stage stage = {0};
+    Crew crew = {&stage, 0, 0, 0};
+    int64_t since = nanoseconds();
+    if (threads == 1)
+        share_meeting(&crew, &m, rooms);
+    else {
+#pragma omp parallel num_threads(threads)
+        share_meeting(&crew, &m, rooms + omp_get_thread_num() * room);
     }
-    return failed;
+    learn_crowding(atomic_load(&crew.slept), nanoseconds() - since, threads);
+    free(rooms);
+    return 0;
 }

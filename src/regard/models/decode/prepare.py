@@ -28,10 +28,13 @@ from ...state import State
 from ..base import CausalModel, Model, States, cached_length, narrowed, per_layer
 from ..blocks import Block, FeedForward, gelu_tanh
 from . import native
+from .boards import Boards
 from .cache import StaticCache
-from .matvec import Float, Int8, Product
+from .int8_cache import STEPWISE, Int8Cache
+from .matvec import Float, Int8, Product, Quantised
 
-Weights = Literal["float32", "int8"]
+Weights = Literal["float32", "int8", "q4"]
+WEIGHTS: dict[str, type[Float] | type[Int8] | type[Quantised]] = {"float32": Float, "int8": Int8, "q4": Quantised}
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,22 @@ class Layer:
             if override is None or read is not None:
                 met, cache = self._meet(flat, batch, cache, read)
                 return self.rest(x, met), cache
-        q, k, v = flat.view(batch, -1, H + 2 * G, D).transpose(1, 2).split([H, G, G], dim=1)
-        if override is not None:
-            heads, cache = override.meet(a, q, k, v, cache, rule)
-        else:
-            if a.turns_early:
-                q, k = (a.spec.position.apply(y, len(cache), _NOTHING) for y in (q, k))
-            heads, cache = a.meet(q, k, v, cache, allow=rule, state=state)
+        whole = flat.view(batch, -1, H + 2 * G, D).transpose(1, 2)
+        # Bytes make much of a last bit: the few tokens of a guess meet one by one, as they would have been written.
+        alone = isinstance(cache, Int8Cache) and batch == 1 and whole.shape[2] <= STEPWISE
+        each: list[Tensor] = []
+        for part in whole.split(1, dim=2) if alone else [whole]:
+            # Of one token alone, however it lay: kernels choose their way by strides.
+            part = part.clone(memory_format=torch.contiguous_format) if alone else part
+            q, k, v = part.split([H, G, G], dim=1)
+            if override is not None:
+                heads, cache = override.meet(a, q, k, v, cache, rule)
+            else:
+                if a.turns_early:
+                    q, k = (a.spec.position.apply(y, len(cache), _NOTHING) for y in (q, k))
+                heads, cache = a.meet(q, k, v, cache, allow=rule, state=state)
+            each.append(heads)
+        heads = each[0] if len(each) == 1 else torch.cat(each, dim=2)
         return self.rest(x, heads.transpose(1, 2).reshape(x.shape[0], -1)), cache
 
     def project(self, x: Tensor) -> Tensor:
@@ -106,11 +118,8 @@ class Layer:
         """Rows of one length, each after its own cache; what is remembered is the same for all of them."""
         a = self.attention
         heads, N = (a.heads, a.key_heads, a.head_width), flat.shape[0] // batch
-        cache = cast(StaticCache, cache.of(a.owner if read is None else read.owner, batch))
-        if read is not None and read.slots is not None and not cache.length:
-            cache = cast(StaticCache, cache.led(*(x.expand(batch, -1, -1, -1) for x in read.slots)))
-        at = len(cache)
-        grown = cache.reserved((batch, a.key_heads, a.head_width if read is None else read.width), N, flat)
+        grown = self.reserve(cache, batch, N, read, flat)
+        at = len(grown) - N
         assert grown.k is not None
         assert grown.v is not None
         texts = (native.Text * batch)(*(self.text(k, v, read) for k, v in zip(grown.k, grown.v, strict=True)))
@@ -118,6 +127,14 @@ class Layer:
         if angles is not None and batch > 1:
             angles = angles[0].repeat(batch, 1), angles[1].repeat(batch, 1)
         return native.meet(flat, angles, texts, [N] * batch, [at] * batch, heads, self.scale), grown
+
+    def reserve(self, cache: StaticCache, batch: int, places: int, read: RowRead | None, like: Tensor) -> StaticCache:
+        """The cache with so many places more, which are about to be written, and with its slots before them."""
+        a = self.attention
+        cache = cast(StaticCache, cache.of(a.owner if read is None else read.owner, batch))
+        if read is not None and read.slots is not None and not cache.length:
+            cache = cast(StaticCache, cache.led(*(x.expand(batch, -1, -1, -1) for x in read.slots)))
+        return cache.reserved((batch, a.key_heads, a.head_width if read is None else read.width), places, like)
 
     def text(self, k: Tensor, v: Tensor, read: RowRead | None) -> native.Text:
         """A text whose keys and values lie in k and v (G, capacity, width)."""
@@ -146,8 +163,11 @@ class Decoder:
     """Tokens in, logits of the last one out."""
 
     def __init__(self, model: Model, weights: Weights = "float32") -> None:
-        if weights not in ("float32", "int8"):
-            raise SpecError(f"weights={weights!r}: choose 'float32' (the model's own numbers) or 'int8' (a byte each)")
+        if not isinstance(weights, str) or weights not in WEIGHTS:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SpecError(
+                f"weights={weights!r}: choose 'float32' (the model's own numbers), 'int8' (a byte each) or 'q4' (blocks of few bits, "
+                "those of the GGUF file that the model came from)"
+            )
         attentions = [m for m in model.modules() if isinstance(m, Attention)]
         for i, layer in enumerate(attentions):
             if layer.inner.both_sides:
@@ -163,7 +183,7 @@ class Decoder:
         if isinstance(model, CausalModel) and (blocks := model.plain_blocks()) is not None:
             strange = [x for x in (model.head, *(x for b in blocks for x in _linears(b))) if not _is_plain(x)]
             if not strange and not watched:
-                self.stack = Stack(model, blocks, Int8 if weights == "int8" else Float)
+                self.stack = Stack(model, blocks, WEIGHTS[weights])
         if self.stack is None and weights != "float32":
             what = f" with a {type(strange[0]).__name__} in it" if strange else " with hooks on it" if watched else ""
             raise CombinationError(
@@ -172,7 +192,7 @@ class Decoder:
 
     def stale(self) -> bool:
         """True where the model's parts or weights are no longer those that this was made of."""
-        return self.parts != _parts(self.model) or (self.stack is not None and any(p.stale() for p in self.stack.products))
+        return self.parts != _parts(self.model) or (self.stack is not None and self.stack.stale())
 
     @property
     def nbytes(self) -> int:
@@ -203,11 +223,18 @@ class Decoder:
 class Stack:
     """A model's plain blocks with their products laid out; where it starts, its rule and its readout are the model's own."""
 
-    def __init__(self, model: CausalModel, blocks: Sequence[Block], layout: type[Float] | type[Int8]) -> None:
+    def __init__(self, model: CausalModel, blocks: Sequence[Block], layout: type[Float] | type[Int8] | type[Quantised]) -> None:
         self.model = model
         self.layers = [_layer(block, layout) for block in blocks]
-        self.head = layout([cast(nn.Linear, model.head)])
+        head = [cast(nn.Linear, model.head)]
+        self.head = layout(head, head=True) if layout is Quantised else layout(head)
         self.products: list[Product] = [self.head, *(p for x in self.layers for p in (x.qkv, x.out, x.into, x.down))]
+        self.whole = whole_of(self)
+        self.norm_places = _norm_places(self)
+        self.boards = Boards()
+
+    def stale(self) -> bool:
+        return self.norm_places != _norm_places(self) or any(p.stale() for p in self.products)
 
     def __call__(
         self,
@@ -219,6 +246,10 @@ class Stack:
         every: bool,
     ) -> tuple[Tensor, tuple[Cache, ...]]:
         B, N = tokens.shape
+        if B * N <= native.NEAR and self.whole is not None and allow is None and positions is None and not any(states):
+            done = self._at_once(tokens, caches, every)
+            if done is not None:
+                return done
         way = self.walk(tokens, caches, allow, states, positions)
         try:
             while True:
@@ -229,6 +260,27 @@ class Stack:
             x = x.view(B, N, -1)[:, -1]
         logits = self.logits(x)
         return logits.view(B, N, -1) if every else logits, grown
+
+    def _at_once(self, tokens: Tensor, caches: Sequence[Cache], every: bool) -> tuple[Tensor, tuple[Cache, ...]] | None:
+        """All layers in one call of C; None where one of them, or a cache, is not for it."""
+        (B, N), whole, model = tokens.shape, self.whole, self.model
+        at = cached_length(caches, len(self.layers))
+        x = model.start(tokens, at, None).reshape(B * N, -1)
+        if whole is None or type(model.rule()) is not Causal or not native.serves(x) or not native.readable(x):
+            return None
+        board = self.boards.board(self.layers, caches, (B, N), x)
+        if board is None:
+            return None
+        rows = board.texts.place([N] * B, [at] * B)
+        picks = range(rows) if every else range(N - 1, rows, N)
+        angles = [layer.angles(at, at + N, read) for layer, read in board.turned]
+        if B > 1:
+            angles = [None if a is None else (a[0].repeat(B, 1), a[1].repeat(B, 1)) for a in angles]
+        logits = native.step(whole, x, angles, board.texts, picks)
+        self.boards.keep(board)
+        if logits is None:
+            logits = self.logits(x[list(picks)])
+        return logits.view(B, N, -1) if every else logits, board.grown
 
     def walk(
         self,
@@ -283,7 +335,7 @@ class _Decoders(dict[str, Decoder]):
         return _Decoders, ()
 
 
-def _layer(block: Block, layout: type[Float] | type[Int8]) -> Layer:
+def _layer(block: Block, layout: type[Float] | type[Int8] | type[Quantised]) -> Layer:
     q, k, v, out, *into, down = cast(list[nn.Linear], _linears(block))
     norms = block.norm_1, block.norm_2
     return Layer(
@@ -314,8 +366,61 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    if type(norm) is not nn.RMSNorm or norm.eps is None:
-        return norm(x)
-    weight = cast(Tensor | None, norm.weight)
-    y = None if weight is None else native.rms(x, weight, norm.eps)
-    return F.rms_norm(x, norm.normalized_shape, weight, norm.eps) if y is None else y
+    y: Tensor | None = None
+    if type(norm) is nn.LayerNorm and norm.normalized_shape == x.shape[1:] and norm.elementwise_affine:
+        y = native.layer_norm(x, norm.weight, cast(Tensor | None, norm.bias), norm.eps)
+    elif type(norm) is nn.RMSNorm and norm.eps is not None:
+        weight = cast(Tensor | None, norm.weight)
+        y = None if weight is None else native.rms(x, weight, norm.eps)
+        return F.rms_norm(x, norm.normalized_shape, weight, norm.eps) if y is None else y
+    return norm(x) if y is None else y
+
+
+def norm_record(norm: nn.Module, width: int) -> native.Norm | None:
+    """A norm as C reads it; None where it is none of the two that C knows."""
+    if type(norm) not in (nn.RMSNorm, nn.LayerNorm) or cast(nn.LayerNorm, norm).normalized_shape != (width,):
+        return None
+    weight, shift = cast(Tensor | None, norm.weight), cast(Tensor | None, getattr(norm, "bias", None))
+    eps = cast(float | None, norm.eps)
+    if weight is None or eps is None or not all(native.readable(w, (width,)) for w in (weight, shift) if w is not None):
+        return None
+    return native.Norm(weight.data_ptr(), None if shift is None else shift.data_ptr(), eps, type(norm) is nn.LayerNorm)
+
+
+def _norms(stack: Stack) -> list[nn.Module]:
+    return [stack.model.norm, *(n for x in stack.layers for n in x.norms)]
+
+
+def _norm_places(stack: Stack) -> list[object]:
+    # Read where they lie; whoever replaces one is seen by its address.
+    if stack.whole is None:
+        return []
+    weights = [w for n in _norms(stack) for w in (n.weight, getattr(n, "bias", None)) if w is not None]
+    return [(cast(Tensor, w).data_ptr(), cast(Tensor, w).shape) for w in weights]
+
+
+def whole_of(stack: Stack) -> native.Whole | None:
+    """A stack for one call of C; None where a part of it is not for C."""
+    matrices = [p.matrices for x in stack.layers for p in (x.qkv, x.out, x.into, x.down)]
+    if native.library() is None or not all(x.meets for x in stack.layers) or not stack.layers:
+        return None
+    plain = [m for m in matrices if m is not None]
+    if len(plain) != len(matrices) or any(x.ffn.act not in _KINDS for x in stack.layers):
+        return None
+    width = plain[0].inside
+    layers: list[native.Layer] = []
+    for i, x in enumerate(stack.layers):
+        a, norms, (qkv, out, into, down) = x.attention, [norm_record(n, width) for n in x.norms], plain[4 * i : 4 * i + 4]
+        before, between = norms
+        gated, turned = x.ffn.gate is not None, x.angles(0, 1, None)
+        pairs = 0 if turned is None else turned[0].shape[-1]
+        if before is None or between is None or into.outs != [down.inside] * (1 + gated):
+            return None
+        kind = native.ACTIVATIONS.index(_KINDS[x.ffn.act])
+        sizes = a.heads, a.key_heads, a.head_width, pairs
+        layers.append(native.Layer(*(m.address for m in (qkv, out, into, down)), before, between, kind, gated, *sizes, x.scale))
+    if any(x.pairs != layers[0].pairs for x in layers):
+        return None
+    norm = norm_record(stack.model.norm, width)
+    reads_out = norm is not None and type(stack.model).readout is CausalModel.readout
+    return native.Whole(layers, plain, norm, stack.head.matrices if reads_out else None)

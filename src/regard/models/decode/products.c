@@ -3,6 +3,7 @@
 // Shapes, types and strides are checked by native.py before anything here is called; nothing here reads or writes beyond them.
 #include <immintrin.h>
 #include <math.h>
+#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,116 +119,283 @@ static void unit_f32(const float *w, int64_t outs, const float *x, int64_t rows,
                   y + o * NEAR + fours, NEAR);
 }
 
+#include "sharing.h"
 #include "whole.h"
+#include "blocks.h"
 
-// The product of one x with `parts` matrices that lie anywhere, their outputs side by side in y (rows, sum of outs).
-// scale == NULL: they are float. Otherwise there is one, int8, with one scale per output. 0, or 1: no memory.
-int product(const float *x, const void *const *weights, const float *const *biases, const int64_t *outs, const float *scale,
-            float *y, int64_t parts, int64_t rows, int64_t in, int64_t total, int add, int threads) {
-    int64_t stride = (in / STEP + 1) * STEP;
-    double *steps = NULL;
-    int16_t *q = NULL;
-    int wide = scale && rows > 1 && is_wide();
-    if (in > INT64_MAX / 64 / rows) return 1;
-    if (scale) {
-        q = calloc(rows * stride, sizeof(int16_t));
-        steps = malloc(rows * sizeof(double));
-        if (!q || !steps) {
-            free(q);
-            free(steps);
-            return 1;
-        }
-        for (int64_t r = 0; r < rows; r++) steps[r] = shrink(x + r * in, q + r * stride, in);
+// Matrices that lie anywhere and read the same rows, their outputs side by side.
+typedef struct {
+    const void *const *weights;
+    const float *const *biases;
+    const int64_t *outs, *kinds;
+    const float *const *scales; /* of BYTES: one per output */
+    int64_t parts, in, total, needs; /* needs: 1 << form of Input */
+} Linear;
+
+enum { AS_FLOATS = 1, AS_ROWS = 2, AS_BLOCKS = 4 };
+
+// Outputs that are taken at a time: threes and fours of floats and bytes, tiles of blocks, or what both divide.
+INLINE int64_t unit_of(const Linear *w) { return w->needs == AS_BLOCKS ? TILE : w->needs & AS_BLOCKS ? 48 : UNIT; }
+
+static int64_t units_of(const Linear *w) {
+    int64_t unit = unit_of(w), count = 0;
+    for (int64_t part = 0; part < w->parts; part++) count += (w->outs[part] + unit - 1) / unit;
+    return count;
+}
+
+// Pieces small enough that nobody waits long for the last one, and large enough to read on.
+static int64_t piece_of(int64_t units, int threads) {
+    int64_t some = units / (16 * threads);
+    return some < 1 ? 1 : some > 8 ? 8 : some;
+}
+
+static void input_sizes(int64_t rows, int64_t in, int64_t needs, int64_t *bytes) {
+    int64_t stride = (in / STEP + 1) * STEP, blocks = (in + SPAN - 1) / SPAN;
+    bytes[0] = needs & AS_ROWS ? rows * stride * (int64_t)sizeof(int16_t) : 0;
+    bytes[1] = needs & AS_ROWS ? rows * (int64_t)sizeof(double) : 0;
+    bytes[2] = needs & AS_BLOCKS ? 2 * rows * stride : 0;
+    bytes[3] = bytes[4] = needs & AS_BLOCKS ? rows * blocks * (int64_t)sizeof(float) : 0;
+    bytes[5] = needs & AS_BLOCKS ? 2 * rows * blocks * (int64_t)sizeof(int32_t) : 0;
+    for (int i = 0; i < 6; i++) bytes[i] = (bytes[i] + 63) / 64 * 64;
+}
+
+static int64_t input_bytes(int64_t rows, int64_t in, int64_t needs) {
+    int64_t bytes[6], all = 0;
+    input_sizes(rows, in, needs, bytes);
+    for (int i = 0; i < 6; i++) all += bytes[i];
+    return all;
+}
+
+// Rows x (rows, in) in the room that `input_bytes` measured.
+static Input input_in(char *room, const float *x, int64_t rows, int64_t in, int64_t needs) {
+    int64_t bytes[6];
+    char *at[6];
+    input_sizes(rows, in, needs, bytes);
+    for (int i = 0; i < 6; i++) at[i] = room, room += bytes[i];
+    return (Input){x, (int16_t *)at[0], (double *)at[1], (int8_t *)at[2], (float *)at[3], (float *)at[4], (int32_t *)at[5],
+                   in, (in / STEP + 1) * STEP, (in + SPAN - 1) / SPAN};
+}
+
+static void take_row(const Input *to, int64_t r, int64_t needs) {
+    const float *x = to->x + r * to->in;
+    if (needs & AS_ROWS) {
+        int16_t *q = to->q + r * to->stride;
+        memset(q + to->in, 0, (to->stride - to->in) * sizeof(int16_t));
+        to->steps[r] = shrink(x, q, to->in);
+        if (!(to->steps[r] > 0)) memset(q, 0, to->in * sizeof(int16_t));
     }
-#pragma omp parallel num_threads(threads)
-    for (int64_t first = 0; first < rows; first += NEAR) {
-        int64_t some = rows - first < NEAR ? rows - first : NEAR;
-        for (int64_t part = 0, at = 0; part < parts; at += outs[part++]) {
-            const float *bias = biases[part];
-#pragma omp for schedule(static) nowait
-            for (int64_t o = 0; o < outs[part]; o += UNIT) {
-                int64_t count = outs[part] - o < UNIT ? outs[part] - o : UNIT;
-                float results[UNIT * NEAR];
-                if (scale) {
-                    int64_t whole[UNIT * NEAR];
-                    const int8_t *w = (const int8_t *)weights[part] + o * in;
-                    if (rows == 1)
-                        for (int64_t c = 0; c < count; c++) whole[c * NEAR] = dot_i8(w + c * in, q, in);
-                    else
-                        (wide ? unit_wide : unit_i8)(w, count, q + first * stride, some, stride, in, whole);
-                    for (int64_t c = 0; c < count; c++)
-                        for (int64_t r = 0; r < some; r++)
-                            results[c * NEAR + r] = (float)((double)whole[c * NEAR + r] * steps[first + r] * scale[o + c]);
-                } else
-                    unit_f32((const float *)weights[part] + o * in, count, x + first * in, some, in, results);
-                for (int64_t r = 0; r < some; r++) {
-                    float *to = y + (first + r) * total + at + o;
-                    for (int64_t c = 0; c < count; c++) {
-                        float v = results[c * NEAR + r] + (bias ? bias[o + c] : 0.0f);
-                        to[c] = add ? to[c] + v : v;
-                    }
-                }
+    if (needs & AS_BLOCKS) flatten(x, to, r);
+}
+
+// Outputs o..o + count of one part for rows first..first + some, at most NEAR: y[c * NEAR + r].
+static void unit(const Linear *w, int64_t part, int64_t o, int64_t count, const Input *x, int64_t first, int64_t some, int wide,
+                 float *y) {
+    int64_t in = w->in, kind = w->kinds[part];
+    if (kind == FLOATS)
+        for (int64_t c = 0; c < count; c += UNIT)
+            unit_f32((const float *)w->weights[part] + (o + c) * in, count - c < UNIT ? count - c : UNIT, x->x + first * in, some, in,
+                     y + c * NEAR);
+    else if (kind == BYTES)
+        for (int64_t c = 0; c < count; c += UNIT) {
+            int64_t whole[UNIT * NEAR], these = count - c < UNIT ? count - c : UNIT;
+            const int8_t *from = (const int8_t *)w->weights[part] + (o + c) * in;
+            const int16_t *q = x->q + first * x->stride;
+            if (some == 1)
+                for (int64_t i = 0; i < these; i++) whole[i * NEAR] = dot_i8(from + i * in, q, in);
+            else
+                (wide ? unit_wide : unit_i8)(from, these, q, some, x->stride, in, whole);
+            for (int64_t i = 0; i < these; i++)
+                for (int64_t r = 0; r < some; r++)
+                    y[(c + i) * NEAR + r] =
+                        (float)((double)whole[i * NEAR + r] * x->steps[first + r] * w->scales[part][o + c + i]);
+        }
+    else
+        for (int64_t c = 0; c < count; c += TILE)
+            unit_blocks(kind, wide, w->weights[part], (o + c) / TILE, x, first, some, y + c * NEAR);
+    const float *bias = w->biases[part];
+    if (bias)
+        for (int64_t c = 0; c < count; c++)
+            for (int64_t r = 0; r < some; r++) y[c * NEAR + r] += bias[o + c];
+}
+
+#define WIDEST 48 /* outputs of a unit at most */
+
+// Units from..to of a product, for at most NEAR rows from `first` on.
+static void multiply(const Linear *w, const Input *x, int64_t first, int64_t some, int64_t from, int64_t to, int add, int wide,
+                     float *y) {
+    int64_t size = unit_of(w);
+    float results[WIDEST * NEAR];
+    for (int64_t part = 0, at = 0, u = 0; part < w->parts && u < to; at += w->outs[part++]) {
+        int64_t units = (w->outs[part] + size - 1) / size;
+        for (int64_t i = from > u ? from - u : 0; i < units && u + i < to; i++) {
+            int64_t o = i * size, count = w->outs[part] - o < size ? w->outs[part] - o : size;
+            unit(w, part, o, count, x, first, some, wide, results);
+            for (int64_t r = 0; r < some; r++) {
+                float *here = y + (first + r) * w->total + at + o;
+                if (add)
+                    for (int64_t c = 0; c < count; c++) here[c] += results[c * NEAR + r];
+                else
+                    for (int64_t c = 0; c < count; c++) here[c] = results[c * NEAR + r];
             }
         }
+        u += units;
     }
-    free(q);
-    free(steps);
+}
+
+typedef struct {
+    const Linear *w;
+    Input x;
+    Crew crew;
+    float *y;
+    int64_t rows, units, some, pieces;
+    int add, wide;
+} Product;
+
+static void share_product(Product *p) {
+    int64_t at, stop, rounds = (p->rows + NEAR - 1) / NEAR;
+    Crew *c = &p->crew;
+    while ((at = next_of(c, 0, 1)) < p->rows) {
+        take_row(&p->x, at, p->w->needs);
+        if (is_last(c, 0, 1, p->rows)) end_of(c, 0);
+    }
+    wait_for(c, 0);
+    // Rows that stay near while all weights pass by, and then the next.
+    while ((at = next_of(c, 1, 1)) < p->pieces * rounds) {
+        int64_t first = at / p->pieces * NEAR, from = at % p->pieces * p->some;
+        stop = from + p->some < p->units ? from + p->some : p->units;
+        multiply(p->w, &p->x, first, p->rows - first < NEAR ? p->rows - first : NEAR, from, stop, p->add, p->wide, p->y);
+        if (is_last(c, 1, 1, p->pieces * rounds)) end_of(c, 1);
+    }
+    wait_for(c, 1);
+}
+
+// x (rows, in) with some matrices: y (rows, total), added to where `add`. 0, or 1: no memory.
+int product(const float *x, const Linear *w, float *y, int64_t rows, int add, int threads) {
+    if (w->in > INT64_MAX / 64 / rows || w->total < 1) return w->total > 0;
+    Stage stages[2] = {0};
+    Product p = {w, {0}, {stages, 0, 0, 0}, y, rows, units_of(w), 0, 0, add, is_wide()};
+    char *room = aligned_alloc(64, input_bytes(rows, w->in, w->needs) + 64);
+    if (!room) return 1;
+    p.x = input_in(room, x, rows, w->in, w->needs);
+    threads = crew_size(threads);
+    p.some = piece_of(p.units, threads);
+    p.pieces = (p.units + p.some - 1) / p.some;
+    int64_t since = nanoseconds();
+    if (threads == 1)
+        share_product(&p);
+    else {
+#pragma omp parallel num_threads(threads)
+        share_product(&p);
+    }
+    learn_crowding(atomic_load(&p.crew.slept), nanoseconds() - since, threads);
+    free(room);
     return 0;
 }
 
 #define CHUNK 1048576
 
-// A sum over all bytes that knows their order: sums of 64-bit words and sums of those sums, in 16 lanes, chunk by chunk.
-uint64_t checksum(const char *data, int64_t bytes, int threads) {
+typedef struct {
+    const char *data;
+    int64_t bytes, chunks;
+    _Atomic uint64_t sum;
+    Crew crew;
+} Sum;
+
+static uint64_t chunk_sum(const char *p, int64_t size, int64_t number) {
     const uint64_t odd = 0x9E3779B97F4A7C15u;
-    uint64_t result = (uint64_t)bytes;
-#pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : result)
-    for (int64_t start = 0; start < bytes; start += CHUNK) {
-        int64_t size = bytes - start < CHUNK ? bytes - start : CHUNK, i = 0;
-        const char *p = data + start;
-        __m256i once[4], twice[4];
-        for (int j = 0; j < 4; j++) once[j] = twice[j] = _mm256_setzero_si256();
-        char last[128];
-        for (; i < size; i += 128) {
-            const char *from = p + i;
-            if (size - i < 128) {
-                memset(last, 0, sizeof last);
-                from = memcpy(last, p + i, size - i);
-            }
-            for (int j = 0; j < 4; j++) {
-                once[j] = _mm256_add_epi64(once[j], _mm256_loadu_si256((const __m256i *)(from + 32 * j)));
-                twice[j] = _mm256_add_epi64(twice[j], once[j]);
-            }
+    __m256i once[4], twice[4];
+    for (int j = 0; j < 4; j++) once[j] = twice[j] = _mm256_setzero_si256();
+    char last[128];
+    for (int64_t i = 0; i < size; i += 128) {
+        const char *from = p + i;
+        if (size - i < 128) {
+            memset(last, 0, sizeof last);
+            from = memcpy(last, p + i, size - i);
         }
-        uint64_t mixed = (uint64_t)(start / CHUNK + 1), words[32];
         for (int j = 0; j < 4; j++) {
-            _mm256_storeu_si256((__m256i *)(words + 8 * j), once[j]);
-            _mm256_storeu_si256((__m256i *)(words + 8 * j + 4), twice[j]);
+            once[j] = _mm256_add_epi64(once[j], _mm256_loadu_si256((const __m256i *)(from + 32 * j)));
+            twice[j] = _mm256_add_epi64(twice[j], once[j]);
         }
-        for (int j = 0; j < 32; j++) {
-            mixed = (mixed ^ words[j]) * odd;
-            mixed ^= mixed >> 29;
-        }
-        result += mixed;
     }
-    return result;
+    uint64_t mixed = (uint64_t)(number + 1), words[32];
+    for (int j = 0; j < 4; j++) {
+        _mm256_storeu_si256((__m256i *)(words + 8 * j), once[j]);
+        _mm256_storeu_si256((__m256i *)(words + 8 * j + 4), twice[j]);
+    }
+    for (int j = 0; j < 32; j++) {
+        mixed = (mixed ^ words[j]) * odd;
+        mixed ^= mixed >> 29;
+    }
+    return mixed;
 }
 
-// y = x / rms(x) * weight, row by row.
-void rms(const float *x, const float *weight, double eps, float *y, int64_t rows, int64_t in) {
-    for (int64_t r = 0; r < rows; r++) {
-        double squares = 0;
-        __m256d four = _mm256_setzero_pd();
-        int64_t i = 0;
-        for (; i + 4 <= in; i += 4) {
-            __m256d some = _mm256_cvtps_pd(_mm_loadu_ps(x + r * in + i));
-            four = _mm256_fmadd_pd(some, some, four);
-        }
-        for (; i < in; i++) squares += (double)x[r * in + i] * x[r * in + i];
-        squares += four[0] + four[1] + four[2] + four[3];
-        double c = 1.0 / sqrt(squares / in + eps);
-        for (i = 0; i < in; i++) y[r * in + i] = (float)(x[r * in + i] * c * weight[i]);
+static void share_sum(Sum *s) {
+    int64_t at;
+    while ((at = next_of(&s->crew, 0, 1)) < s->chunks) {
+        int64_t start = at * CHUNK, size = s->bytes - start < CHUNK ? s->bytes - start : CHUNK;
+        atomic_fetch_add(&s->sum, chunk_sum(s->data + start, size, at));
+        if (is_last(&s->crew, 0, 1, s->chunks)) end_of(&s->crew, 0);
     }
+    wait_for(&s->crew, 0);
+}
+
+// A sum over all bytes that knows their order: sums of 64-bit words and sums of those sums, in 16 lanes, chunk by chunk.
+uint64_t checksum(const char *data, int64_t bytes, int threads) {
+    Stage stage = {0};
+    Sum s = {data, bytes, (bytes + CHUNK - 1) / CHUNK, (uint64_t)bytes, {&stage, 0, 0, 0}};
+    if (s.chunks == 0) return s.sum;
+    threads = crew_size(s.chunks > 1 ? threads : 1);
+    int64_t since = nanoseconds();
+    if (threads == 1)
+        share_sum(&s);
+    else {
+#pragma omp parallel num_threads(threads)
+        share_sum(&s);
+    }
+    learn_crowding(atomic_load(&s.crew.slept), nanoseconds() - since, threads);
+    return s.sum;
+}
+
+// y = x / rms(x) * weight, for one row.
+static void rms_row(const float *x, const float *weight, double eps, float *y, int64_t in) {
+    double squares = 0;
+    __m256d four = _mm256_setzero_pd();
+    int64_t i = 0;
+    for (; i + 4 <= in; i += 4) {
+        __m256d some = _mm256_cvtps_pd(_mm_loadu_ps(x + i));
+        four = _mm256_fmadd_pd(some, some, four);
+    }
+    for (; i < in; i++) squares += (double)x[i] * x[i];
+    squares += four[0] + four[1] + four[2] + four[3];
+    double c = 1.0 / sqrt(squares / in + eps);
+    for (i = 0; i < in; i++) y[i] = (float)(x[i] * c * weight[i]);
+}
+
+// y = (x - mean) / sqrt(variance + eps) * weight + shift, for one row; without a shift, it is 0.
+static void layer_row(const float *x, const float *weight, const float *shift, double eps, float *y, int64_t in) {
+    __m256d four = _mm256_setzero_pd();
+    double mean = 0, squares = 0;
+    int64_t i = 0;
+    for (; i + 4 <= in; i += 4) four = _mm256_add_pd(four, _mm256_cvtps_pd(_mm_loadu_ps(x + i)));
+    for (; i < in; i++) mean += x[i];
+    mean = (mean + four[0] + four[1] + four[2] + four[3]) / in;
+    four = _mm256_setzero_pd();
+    for (i = 0; i + 4 <= in; i += 4) {
+        __m256d some = _mm256_sub_pd(_mm256_cvtps_pd(_mm_loadu_ps(x + i)), _mm256_set1_pd(mean));
+        four = _mm256_fmadd_pd(some, some, four);
+    }
+    for (; i < in; i++) squares += (x[i] - mean) * (x[i] - mean);
+    double c = 1.0 / sqrt((squares + four[0] + four[1] + four[2] + four[3]) / in + eps);
+    for (i = 0; i < in; i++) y[i] = (float)((x[i] - mean) * c * weight[i] + (shift ? shift[i] : 0.0f));
+}
+
+void rms(const float *x, const float *weight, double eps, float *y, int64_t rows, int64_t in) {
+    for (int64_t r = 0; r < rows; r++) rms_row(x + r * in, weight, eps, y + r * in, in);
+}
+
+void layer_norm(const float *x, const float *weight, const float *shift, double eps, float *y, int64_t rows, int64_t in) {
+    for (int64_t r = 0; r < rows; r++) layer_row(x + r * in, weight, shift, eps, y + r * in, in);
 }
 
 #include "meeting.h"
+#include "step.h"

@@ -11,7 +11,6 @@ in C a row's products, norms and scores are the same bits whoever is beside it (
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ from torch import Tensor, nn
 from ...attention.allow import Causal
 from ...errors import CombinationError, StateError
 from ...nn import Attention, AttentionOverride, Cache, Owner, RowRead, bound
-from ...position import Position
 from ..base import CausalModel
 from . import native
 from .cache import static_caches
@@ -216,7 +214,7 @@ class Together(Rows[Written]):
             raise CombinationError(f"rows of this model are not written together: {why}")
         assert decoder.stack is not None
         self.stack, self.model = decoder.stack, decoder.stack.model
-        self._joined: tuple[list[ref[Written]], list[ctypes.Array[native.Text]]] = [], []
+        self._joined: tuple[list[ref[Written]], tuple[native.Texts, list[int]] | None] = [], None
 
     def open(self, overrides: Overrides, room: int) -> Written:
         return Written(self.stack, overrides, room)
@@ -233,6 +231,8 @@ class Together(Rows[Written]):
 
     def step(self, rows: Sequence[Written], tokens: Sequence[int]) -> list[Tensor | Exception]:
         try:
+            if self.stack.whole is not None and len(rows) <= native.NEAR:
+                return list(self._at_once(rows, tokens, self.stack.whole))
             way = self._walk(rows, [[t] for t in tokens])
             while True:
                 next(way)
@@ -263,22 +263,38 @@ class Together(Rows[Written]):
                 at += count
         row.length = tokens
 
+    def _at_once(self, rows: Sequence[Written], tokens: Sequence[int], whole: native.Whole) -> Tensor:
+        """One token more of every row in one call of C."""
+        counts, lengths = [1] * len(rows), [row.length for row in rows]
+        places = torch.tensor(lengths) if self.model.has_place_table else None
+        x = self.model.start(torch.tensor([tokens]), 0, places).reshape(len(rows), -1)
+        board, turned = self._texts(rows)
+        board.place(counts, lengths)
+        angles = [self._angles(self.stack.layers[i], rows, i, counts) for i in turned]
+        logits = native.step(whole, x, angles, board, range(len(rows)))
+        if logits is None:
+            logits = self.stack.logits(x)
+        for row in rows:
+            row.length += 1
+        return logits
+
     def _walk(self, rows: Sequence[Written], tokens: Sequence[Sequence[int]]) -> Generator[None, None, Tensor]:
         """What the last block leaves of new tokens of some rows; it stops before every block."""
         counts, lengths = [len(t) for t in tokens], [row.length for row in rows]
         ids = torch.tensor([[t for some in tokens for t in some]])
         places = torch.cat([torch.arange(at, at + n) for at, n in zip(lengths, counts, strict=True)])
         x = self.model.start(ids, 0, places if self.model.has_place_table else None).reshape(ids.shape[1], -1)
-        angles: dict[Position, tuple[Tensor, Tensor] | None] = {}
-        joined = self._texts(rows)
-        for i, (layer, texts) in enumerate(zip(self.stack.layers, joined, strict=True)):
+        angles: dict[int, tuple[Tensor, Tensor] | None] = {}
+        board, turned = self._texts(rows)
+        for i, layer in enumerate(self.stack.layers):
             yield
             a = layer.attention
-            if a.spec.position not in angles:
-                angles[a.spec.position] = self._angles(layer, rows, i, counts)
+            turn = turned[board.turns[i]]
+            if turn not in angles:
+                angles[turn] = self._angles(self.stack.layers[turn], rows, turn, counts)
             flat = layer.project(x)
             heads = a.heads, a.key_heads, a.head_width
-            x = layer.rest(x, native.meet(flat, angles[a.spec.position], texts, counts, lengths, heads, layer.scale))
+            x = layer.rest(x, native.meet(flat, angles[turn], board.layer(i), counts, lengths, heads, layer.scale))
         for row, n in zip(rows, counts, strict=True):
             row.length += n
         return x
@@ -290,16 +306,23 @@ class Together(Rows[Written]):
             return None
         return pairs[0] if len(pairs) == 1 else (torch.cat([c for c, _ in pairs]), torch.cat([s for _, s in pairs]))
 
-    def _texts(self, rows: Sequence[Written]) -> list[ctypes.Array[native.Text]]:
-        """Layer by layer, the rows as C reads them side by side; of those who stepped together last, as it was."""
-        if len(rows) == 1:
-            return [(native.Text * 1)(t) for t in rows[0].texts]
-        before, arrays = self._joined
+    def _texts(self, rows: Sequence[Written]) -> tuple[native.Texts, list[int]]:
+        """The rows as C reads them side by side, and a layer of each kind of turn; of those who stepped together last, as it was."""
+        before, board = self._joined
         # Without holding them: a row that has left takes its keys with it.
-        if len(before) != len(rows) or any(a() is not b for a, b in zip(before, rows, strict=True)):
-            arrays = [(native.Text * len(rows))(*texts) for texts in zip(*(row.texts for row in rows), strict=True)]
-            self._joined = [ref(row) for row in rows], arrays
-        return arrays
+        if board is None or len(before) != len(rows) or any(a() is not b for a, b in zip(before, rows, strict=True)):
+            kinds: dict[object, int] = {}
+            turned, turns = list[int](), list[int]()
+            for i, layer in enumerate(self.stack.layers):
+                reads = tuple(None if (r := row.reads[i]) is None else (r.behind, r.off) for row in rows)
+                key = layer.attention.spec.position, layer.attention.head_width, reads
+                if key not in kinds:
+                    kinds[key] = len(turned)
+                    turned.append(i)
+                turns.append(kinds[key])
+            board = native.Texts(list(zip(*(row.texts for row in rows), strict=True)), turns), turned
+            self._joined = [ref(row) for row in rows], board
+        return board
 
 
 def alone_because(decoder: Decoder) -> str | None:

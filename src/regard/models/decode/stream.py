@@ -35,6 +35,8 @@ class Token:
     text: str
     logprob: float | None
     ending: Ending | None
+    guessed: bool = False
+    """True where speculation had guessed it."""
 
 
 class Stream:
@@ -60,7 +62,7 @@ class Stream:
         self.written = None if tokenizer is None else Continuation(tokenizer.decode, prompt)
         self.ready, self.told = "", 0
 
-    def push(self, token: int, logits: Tensor, last: bool) -> None:
+    def push(self, token: int, logits: Tensor, last: bool, guessed: bool = False) -> None:
         """Take one more token; a row that has ended takes none."""
         if self.ending:
             return
@@ -73,7 +75,7 @@ class Stream:
             if last and not self.ending:
                 self.ending = "length"
         if self.on_token is not None:
-            self.on_token(Token(self.row, token, self._news(), logprob, self.ending))
+            self.on_token(Token(self.row, token, self._news(), logprob, self.ending, guessed))
 
     def interrupt(self) -> None:
         self.ending = self.ending or "interrupted"
