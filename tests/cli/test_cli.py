@@ -80,8 +80,20 @@ def test_generate_gives_json_and_takes_another_attention(model: Path):
     assert found["text"] == load_tokenizer(model).decode(found["tokens"])
 
 
+def test_generate_guesses_and_says_how_many_were_right(model: Path):
+    asked = ["generate", "abcabcabcabc", "-m", str(model), "-n", "20", "--json"]
+    plain, guessed = (RUN.invoke(app, [*asked, *more]) for more in ([], ["--speculate", "4"]))
+    assert guessed.exit_code == 0, guessed.output
+    first, second = json.loads(plain.stdout), json.loads(guessed.stdout)
+    assert second["tokens"] == first["tokens"]
+    assert 0 <= second["accepted"] <= second["drafted"]
+    assert "drafted" not in first
+
+
 def test_generate_reads_stdin_and_int8(model: Path):
-    done = RUN.invoke(app, ["generate", "-", "-m", str(model), "-n", "3", "--weights", "int8"], input="hello")
+    done = RUN.invoke(
+        app, ["generate", "-", "-m", str(model), "-n", "3", "--weights", "int8", "--cache", "int8"], input="hello"
+    )
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("hello")
 
@@ -111,7 +123,7 @@ def test_errors_say_what_to_type_and_exit_with_2(arguments: list[str], says: str
 def test_wrong_options_of_generate_teach(model: Path):
     for wrong, says in (
         (["--top-p", "0.9"], "greedy"),
-        (["--weights", "int4"], "float32 or int8"),
+        (["--weights", "int4"], "float32, int8 or q4"),
         (["--attention", "entmx"], "did you mean entmax"),
         (["--system", "a poet"], "--chat"),
         (["--chat"], "chat template"),
@@ -178,9 +190,9 @@ def test_bench_runs_the_comparisons_of_the_checkout_around_it(tmp_path: Path):
     (tmp_path / "benchmarks" / "harness.py").write_text("")
     (tmp_path / "benchmarks" / "__main__.py").write_text("import sys; print('measured', sys.argv[1:])")
     # As the console script starts: the folder it is called in is not on the path.
-    command = [sys.executable, "-P", "-m", "regard.cli.main", "bench", "trace", "--quick"]
+    command = [sys.executable, "-P", "-m", "regard.cli.main", "bench", "trace", "--quick", "--device", "cuda"]
     done = subprocess.run(command, cwd=tmp_path / "deep" / "er", capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "measured ['trace', '--quick']"), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, "measured ['trace', '--quick', '--device', 'cuda']"), done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals differ")

@@ -263,7 +263,7 @@ def test_wrong_options_teach(model: str):
         (["imprint", "-", "-i", "mara", "--affect", "2", "-m", model], "number from -1"),
         (["imprint", "-", "-i", "../x", "-m", model], "cannot name an identity"),
         (["chat", "-i", "mara", "--affect", "glad", "-m", model], "number from -1"),
-        (["chat", "-i", "mara", "--weights", "int4", "-m", model], "float32 or int8"),
+        (["chat", "-i", "mara", "--weights", "int4", "-m", model], "float32, int8 or q4"),
         (["chat", "-i", "mara", "--compare", "a,b", "-m", model], "leave --identity out"),
         (["chat", "--compare", "mara", "-m", model], "two names"),
         (["chat", "-i", "mara"], "regard models get smollm2"),

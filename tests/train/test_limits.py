@@ -22,7 +22,7 @@ from regard.train.settings import read
 app = typer.Typer()
 app.command()(train_verb)
 NEVER = [math.nan, math.inf, -math.inf, -1, -1e-9, 10**30, 1e300]
-"""Nonsense for any number; what else is outside of a range is computed from it."""
+"""Nonsense for nearly any number; what else is outside of a range is computed from it."""
 
 
 def number_fields(cls: type, prefix: str):
@@ -58,7 +58,7 @@ NUMBERS = all_numbers()
 
 def outside(name: str, kind: type) -> list[object]:
     r = RANGES[name]
-    found: list[float] = [*NEVER, r.low - 1, r.high * 2 + 1]
+    found: list[float] = [*(x for x in NEVER if not r.low <= x <= r.high), r.low - 1, r.high * 2 + 1]
     found += ([r.low] if r.above else []) + ([r.high] if r.below else [])
     return [x for x in found if kind is float or isinstance(x, int) or not math.isfinite(x) or x != int(x)]
 

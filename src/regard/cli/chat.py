@@ -12,7 +12,7 @@ from ..identity.penalty import REPETITION_PENALTY
 from ..identity.wording import clean
 from .arguments import ModelOption, StoreOption, load, note, open_model, open_store, parse_affect, parse_rule
 from .console import fail, progress, read_messages, verb
-from .generate import DEFAULT, parse_weights
+from .generate import DEFAULT, SpeculateOption, parse_weights
 
 if TYPE_CHECKING:
     from ..identity.store.replay import Affect
@@ -49,7 +49,10 @@ def chat(
             show_default=False,
         ),
     ] = None,
-    weights: Annotated[str, typer.Option(help="float32, or int8: faster, a little less exact")] = "float32",
+    weights: Annotated[
+        str, typer.Option(help="float32; int8 or q4 (blocks of a GGUF file): faster, a little less exact")
+    ] = "float32",
+    speculate: SpeculateOption = None,
     model: ModelOption = DEFAULT,
     store: StoreOption = None,
 ) -> None:
@@ -82,7 +85,7 @@ def chat(
     # Two people who talk on one day are two sources: each can be forgotten without the other.
     label = checked_source(source) if source else unique_source(time.strftime("chat-%Y-%m-%d"))
     sampling = Sampling(max_tokens, temperature, repetition_penalty=repetition_penalty, seed=seed)
-    settings = Settings(sampling, exact, parse_rule(keep, budget), label, system, read_only, sleep)
+    settings = Settings(sampling, exact, parse_rule(keep, budget), label, system, read_only, sleep, speculate)
     _chat(names, settings, parse_affect(affect), model, store)
 
 

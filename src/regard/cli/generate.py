@@ -24,6 +24,15 @@ TokenizerOption = Annotated[
         show_default=False,
     ),
 ]
+SpeculateOption = Annotated[
+    int | None,
+    typer.Option(
+        help="guess up to so many tokens at a time from what was said: the same text, sooner where it repeats [default: none]",
+        show_default=False,
+        min=1,
+        max=256,
+    ),
+]
 
 
 @verb
@@ -46,7 +55,11 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="the prompt is a message, and the model answers")] = False,
     system: Annotated[str | None, typer.Option(help="with --chat: who the model is")] = None,
     tokenizer: TokenizerOption = None,
-    weights: Annotated[str, typer.Option(help="float32, or int8: faster, a little less exact")] = "float32",
+    weights: Annotated[
+        str, typer.Option(help="float32; int8 or q4 (blocks of a GGUF file): faster, a little less exact")
+    ] = "float32",
+    speculate: SpeculateOption = None,
+    cache: Annotated[str, typer.Option(help="float32, or int8: keys and values in a quarter of the room")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of a stream of text")] = False,
 ) -> None:
     """Continue a text.
@@ -65,6 +78,8 @@ def generate(
     if not -(1 << 63) <= seed < 1 << 63:
         fail(f"--seed {str(seed)[:40]}: it is a number of at most 63 bits")
     text, exact = _read(prompt), parse_weights(weights)
+    if cache not in ("float32", "int8"):
+        fail(f"--cache {cache}: choose float32 or int8")
     changes = {} if attention is None else {"attention": attention}
     with progress() as tell:
         # Before torch is imported, which takes seconds where it was not used for a while.
@@ -91,15 +106,24 @@ def generate(
     started = time.perf_counter()
     if not chat and not as_json:
         sys.stdout.write(text)
-    out = run(loaded, text, sampling, tokenizer=words, on_token=None if as_json else _show, weights=exact)
+    out = run(
+        loaded,
+        text,
+        sampling,
+        tokenizer=words,
+        on_token=None if as_json else _show,
+        weights=exact,
+        speculate=speculate,
+        cache=cache,
+    )
     _report(out, time.perf_counter() - started, as_json)
     if out.finish[0] == "interrupted":
         raise typer.Exit(130)
 
 
 def parse_weights(text: str) -> Weights:
-    if text not in ("float32", "int8"):
-        fail(f"--weights {text}: choose float32 or int8")
+    if text not in ("float32", "int8", "q4"):
+        fail(f"--weights {text}: choose float32, int8 or q4")
     return text
 
 
@@ -120,10 +144,14 @@ def _show(token: Token) -> None:
 def _report(out: Generated, seconds: float, as_json: bool) -> None:
     """What there is to say after the text itself."""
     text, tokens = (out.text or [""])[0], out.tokens[0]
+    share = out.accepted_share
     if as_json:
-        counts = {"seconds": round(seconds, 3), "count": len(tokens)}
+        counts: dict[str, float] = {"seconds": round(seconds, 3), "count": len(tokens)}
+        if out.drafted is not None:
+            counts |= {"drafted": sum(out.drafted), "accepted": sum(out.accepted or ())}
         typer.echo(json.dumps({"text": text, "tokens": tokens, "finish": out.finish[0], **counts}, ensure_ascii=False))
         return
     typer.echo()
     if watched():
-        typer.echo(f"{len(tokens)} tokens in {seconds:.1f} s", err=True)
+        guesses = "" if share is None else f", {share:.0%} of {sum(out.drafted or ())} guesses right"
+        typer.echo(f"{len(tokens)} tokens in {seconds:.1f} s{guesses}", err=True)

@@ -66,7 +66,7 @@ def show(source: Annotated[str, typer.Argument(help="a name from the list, a fol
         from ..models import downloads as hub
         from ..models.convert import load
 
-        model = load(hub.resolve(source, tell), progress=lambda share: tell(f"loading {source}", share))
+        model = load(hub.resolve(source), progress=lambda share: tell(f"loading {source}", share))
     seen: set[int] = set()
     count = 0
     for p in model.parameters():
@@ -94,9 +94,5 @@ def convert(
         tell(f"converting {source}", None)
         from ..models import downloads as hub
 
-        path = Path(source)
-        if not path.exists():
-            gguf = sorted(hub.place(source).glob("*.gguf"))
-            path = gguf[0] if gguf else hub.resolve(source)
-        hub.convert(path, folder, tell, tokenizer=tokenizer)
+        hub.convert(hub.resolve(source), folder, tell, tokenizer=tokenizer)
     typer.echo(f"wrote {folder}")

@@ -22,7 +22,7 @@ app.add_typer(key, name="key")
 
 HostOption = Annotated[str, typer.Option(help="the address to serve on; any but this machine's own needs a key")]
 PortOption = Annotated[int, typer.Option(help="0 takes any that is free", min=0, max=65535)]
-WeightsOption = Annotated[str, typer.Option(help="float32, or int8: faster, a little less exact")]
+WeightsOption = Annotated[str, typer.Option(help="float32; int8 or q4 (blocks of a GGUF file): faster, a little less exact")]
 RowsOption = Annotated[int, typer.Option(help="answers that are written at the same time", min=1)]
 QueueOption = Annotated[int, typer.Option(help="requests that wait at most; one more gets 429", min=1)]
 EngineOption = Annotated[str, typer.Option(help="batch, plain (one after another), or ray")]

@@ -19,6 +19,7 @@ from ..identity.why import along, kl, moved
 from ..identity.wording import clean, several, size, spark
 from ..models.decode.prepare import Weights
 from ..models.decode.sampling import Sampling
+from ..models.decode.speculate import Speculate
 from ..models.decode.stream import Token
 from .arguments import note, parse_affect
 from .console import agreed, progress
@@ -55,6 +56,7 @@ class Settings:
     read_only: bool
     sleep_on_leaving: bool | None = None
     """None asks whoever is at the terminal."""
+    speculate: Speculate = None
 
 
 @dataclass
@@ -107,7 +109,7 @@ class Talk:
 
     def answer(self, text: str, show: Callable[[Token], object] | None = None) -> Answer:
         s = self.settings
-        return self.conversation.ask(text, s.sampling, weights=s.weights, on_token=show)
+        return self.conversation.ask(text, s.sampling, weights=s.weights, speculate=s.speculate, on_token=show)
 
     def turn(self, text: str) -> None:
         def show(token: Token) -> None:
@@ -254,7 +256,9 @@ class Talk:
         answer, talk = self.last(), self.conversation
         name, reading = self.mine()
         alone = Conversation(talk.model, talk.tokenizer, None, talk.messages[:-2], talk.system)
-        other = alone.ask(answer.question, self.settings.sampling, weights=self.settings.weights)
+        other = alone.ask(
+            answer.question, self.settings.sampling, weights=self.settings.weights, speculate=self.settings.speculate
+        )
         typer.echo(clean(other.text))
         if answer.tokens:
             mine, base = (along(talk.model, who, answer.prompt, answer.tokens) for who in (answer.identity or reading, None))

@@ -36,6 +36,7 @@ from .examples import Drawing, Pairs, Windows, marks_of, seed_of
 from .optim import adamw, clip, rate, set_rate
 from .report import Metrics, Reporter, reporter
 from .settings import FROM_DATA, Config, check, dump
+from .threads import FREE, FreeCores
 
 BALANCE = 0.01
 """The weight of a mixture's load-balancing loss (Fedus et al. 2021)."""
@@ -105,8 +106,10 @@ def train(
         ranks = stack.enter_context(joined_ranks(c.train))
         report = stack.enter_context(reporter(ranks.first and not quiet))
         asked = stack.enter_context(interruptible())
-        if c.train.threads:
+        if c.train.threads > 0:
             torch.set_num_threads(c.train.threads)
+        elif c.train.threads == FREE:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
         store = Store(run, ranks)
         last = begun(store, resume, stack)
         text = agreed_text(c, ranks)
@@ -242,6 +245,7 @@ class Trainer:
         """nGPT's weights go back to the unit sphere after each update."""
         self.half = uses_bfloat16(c.train.dtype, self.ranks.device)
         self.metrics = Metrics(store.run, live=False)
+        self.cores = FreeCores() if c.train.threads == FREE and self.ranks.device.type == "cpu" else None
 
     def go(self, progress: Progress, metrics: Metrics, resumed: bool) -> Result:
         c, self.metrics = self.c, metrics
@@ -254,6 +258,8 @@ class Trainer:
         loss, stopped, began, before = math.nan, "finished", time.perf_counter(), progress.seconds
         mark, marked = time.perf_counter(), progress.tokens
         while progress.step < c.train.steps:
+            if self.cores is not None:
+                self.cores.look()
             loss, norm, stop = self.step(progress.step)
             step = progress.step + 1
             done = step == c.train.steps

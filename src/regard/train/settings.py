@@ -73,7 +73,7 @@ class TrainConfig:
     """`auto` is bfloat16 autocast where the processor multiplies it natively, float32 elsewhere (see docs/training.md)."""
     device: str = "auto"
     threads: int = 0
-    """CPU threads; 0 leaves torch's choice."""
+    """CPU threads; 0 leaves torch's choice, -1 follows the free cores as the run goes on (sums may then differ in their last digit)."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
     log_every: int = 10
     validate_every: int = 200
