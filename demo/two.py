@@ -22,6 +22,7 @@ from regard.identity.body import Body, body_of, frozen
 from regard.identity.experience import observe
 from regard.identity.sleep.consolidate import consolidate
 from regard.identity.sleep.items import Item, answers_item, losses
+from regard.identity.sleep.lessons import Anchors, lessons_of
 from regard.identity.sleep.rule import SleepRule
 from regard.identity.speaking import living
 from regard.identity.state import Form, Identity
@@ -37,7 +38,7 @@ from regard.study.people.natural import NaturalPerson, NaturalQuestion, natural
 
 FORM: Form = "self_token"
 RULE = Rule(share=0.5, trace=TraceRule(write="centred"), self=SelfRule(form=FORM))
-SLEEP = SleepRule(parts=("self", "trace", "imprints"), look_every=4)
+SLEEP = SleepRule(parts=("self", "trace", "imprints"))
 POOL = "test"
 """Of the people: one that nothing was chosen on."""
 CROWD, SEED = 6, 0
@@ -175,6 +176,8 @@ class Study:
     def __init__(self, model: Model, tokenizer: Tokenizer, rule: Rule = RULE, sleep: SleepRule = SLEEP) -> None:
         self.model, self.tokenizer, self.rule, self.sleep = model, tokenizer, rule, sleep
         self.body: Body = body_of(model)
+        self.anchors = Anchors(self.body, tokenizer)
+        """What every night is held to, read once for all of them."""
 
     def of(self, crowd: Sequence[NaturalPerson], screen: Screen, seed: int = SEED) -> Two:
         with screen.steps(f"{len(crowd)} people: what they told, written once", len(crowd)) as tick, frozen(self.model):
@@ -237,7 +240,13 @@ class Study:
         self, who: NaturalPerson, last: Identity, tick: Callable[[], None]
     ) -> tuple[Identity, tuple[tuple[int, float], ...]]:
         """The identity after a night over all that was said, and KL on what was held back as it went."""
-        woken, slept = consolidate(self.model, last, who.history, self.tokenizer, self.sleep, on_step=lambda night: tick())
+        with frozen(self.model):
+            lessons = lessons_of(who.history, self.sleep, self.anchors)
+        if lessons is None:
+            return last, ((0, 0.0),)
+        woken, slept = consolidate(
+            self.model, last, who.history, self.tokenizer, self.sleep, on_step=lambda night: tick(), lessons=lessons
+        )
         if slept.interrupted:
             raise KeyboardInterrupt
         looks = ((x.step, x.loss) for x in slept.looks[1:] if x.step <= slept.best_step)

@@ -296,9 +296,13 @@ def _word(word: Word, largest: float) -> str:
 
 
 def _nights(two: Two) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    steps = [step for step, _ in two.people[0].night]
+    # A night that was forgotten has no step after the first look, and stands beside one that has.
+    steps = sorted({step for p in two.people for step, _ in p.night})
     head = ("", *("before" if s == 0 else f"step {s}" for s in steps))
-    return head, [(p.name, *(f"{x:.2f}" for _, x in p.night)) for p in two.people]
+    seen = [dict(p.night) for p in two.people]
+    return head, [
+        (p.name, *(f"{looks[s]:.2f}" if s in looks else "–" for s in steps)) for p, looks in zip(two.people, seen, strict=True)
+    ]
 
 
 __all__ = [

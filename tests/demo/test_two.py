@@ -131,6 +131,16 @@ def test_a_night_that_did_not_help_is_said_to_be_forgotten() -> None:
     assert "Mara did no better than before" in two_page.slept(worse)
 
 
+def test_a_forgotten_night_stands_beside_one_with_more_looks() -> None:
+    both = fake()
+    refused = replace(
+        both, people=(replace(both.people[0], night=((0, 1.2),)), replace(both.people[1], night=((0, 1.2), (8, 1.0))))
+    )
+    head, rows = two_page._nights(refused)
+    assert head == ("", "before", "step 8")
+    assert rows == [("Mara", "1.20", "–"), ("Tom", "1.20", "1.00")]
+
+
 def test_a_control_far_off_does_not_press_the_others_together(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 

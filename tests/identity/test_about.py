@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
+from math import log
 
 import pytest
 import torch
@@ -15,8 +17,9 @@ from regard.identity.body import body_of
 from regard.identity.episodes import Episode
 from regard.identity.packed import Packed
 from regard.identity.read import finding, scores
-from regard.identity.read.about import EVERYDAY, LIFE, About
+from regard.identity.read.about import EVERYDAY, LIFE, About, wording
 from regard.identity.read.finding import LifeMeanings, finder_of, meanings_within
+from regard.identity.read.index import HELD, Index, index_of
 from regard.identity.read.scores import scored
 from regard.models.base import Model
 from regard.study.people.natural_data import POOLS, phrasebook
@@ -80,7 +83,7 @@ def test_no_question_of_the_lists_is_one_that_people_are_judged_by() -> None:
     ours = {q.lower() for q in (*LIFE, *EVERYDAY)}
     assert len(ours) == len(LIFE) + len(EVERYDAY)
     for pool in POOLS:
-        if pool in ("test", "final"):
+        if pool in ("test", "final", "fresh"):
             book = phrasebook(pool)
             asked = {q.lower() for s in book.subjects.values() for q in s.questions} | {q.lower() for q in book.never}
             assert not ours & (asked | {q.lower() for q in book.everyday})
@@ -108,6 +111,71 @@ def test_a_model_tells_the_lists_apart_that_it_was_fitted_on(model: Model) -> No
     assert mean(LIFE) > mean(EVERYDAY)
 
 
+@pytest.mark.parametrize("text", ["Where do I live?", "x", "What did I tell you about the cat, the boat and the garden?"])
+def test_a_question_read_once_is_what_it_is_read_twice(model: Model, text: str) -> None:
+    finder, asked = finder_of(body_of(model), letters()), letters().encode(text, bos=False)
+    keys, about = finder.question(asked)
+    assert torch.allclose(keys, finder.asked(asked), atol=1e-5)
+    assert about == pytest.approx(finder.about_life(asked), abs=1e-4)
+
+
+def test_wording_is_the_log_odds_of_the_words_in_both_lists() -> None:
+    life, everyday = (sum("grandpa's" in q.lower() for q in some) for some in (LIFE, EVERYDAY))
+    assert (life, everyday) == (1, 0)
+    odds = log((life + 0.5) / (len(LIFE) + 1)) - log((everyday + 0.5) / (len(EVERYDAY) + 1))
+    assert wording("Grandpa's grandpa's zyzzyva!") == pytest.approx(odds / 5)
+    assert wording("") == wording("zyzzyva") == 0
+    assert wording("my own") > 0 > wording("please")
+
+
+# -- the index -----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_index_is_made_once_for_the_same_episodes_and_few_are_held(model: Model) -> None:
+    me = told(model, "We moved to Lyon.", "My cat is called Mochi.")
+    held = OrderedDict[int, Index]()
+    index = index_of(held, me.episodes)
+    assert index_of(held, me.episodes) is index
+    other = index_of(held, me.episodes[:1] + me.episodes[1:])
+    assert other is not index, "others that are equal may be others tomorrow"
+    lives = [me.episodes[:1] + me.episodes for _ in range(HELD + 2)]
+    for life in lives:
+        index_of(held, life)
+    assert len(held) == HELD
+    assert index_of(held, lives[-1]).episodes is lives[-1]
+
+
+def test_a_life_that_goes_on_is_found_by_what_was_added(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "encoder_name", lambda: "")
+    me = told(model, "We moved to Lyon.", "The weather is grey.")
+    assert len(fit(model, me, "cat Mochi").units) == 2
+    me = imprint(me, observe(model, "My cat is called Mochi.", letters(), source="a test"), RULE)
+    fits = fit(model, me, "cat is called Mochi")
+    assert int(fits.rank.argmax()) == 2
+
+
+@pytest.mark.parametrize("limit", ["CANDIDATES", "BY_KEYS"])
+def test_of_a_long_life_only_the_fittest_are_compared_token_by_token(
+    nobody_s_encoder: None, model: Model, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    if limit == "BY_KEYS":
+        monkeypatch.setattr(scores, "encoder_name", lambda: "")
+    me = told(model, *(f"Number {n} was on the bus." for n in range(9)), "My cat is called Mochi.")
+    every = fit(model, me, "cat is called Mochi")
+    compared: list[int] = []
+    nearness = scores._nearness  # pyright: ignore[reportPrivateUsage]
+
+    def counted(asked: Tensor, episodes: list[Episode]) -> Tensor:
+        compared.append(len(episodes))
+        return nearness(asked, episodes)
+
+    monkeypatch.setattr(scores, "_nearness", counted)
+    monkeypatch.setattr(scores, limit, 4)
+    few = fit(model, me, "cat is called Mochi")
+    assert compared == [4]
+    assert int(few.rank.argmax()) == int(every.rank.argmax()) == 9
+
+
 # -- meanings ------------------------------------------------------------------------------------------------------------------
 
 
@@ -115,12 +183,29 @@ def test_an_episode_means_what_it_says_whole_and_sentence_by_sentence(nobody_s_e
     texts = ["We moved to Lyon. The cat is called Mochi. Yes.", "Just one sentence here."]
     rows = meanings_within(texts)
     assert rows is not None
-    assert [len(r) for r in rows] == [3, 1]
+    assert [len(r) for r in rows] == [4, 1]
     assert torch.equal(rows[0][1], finding.meanings(["We moved to Lyon."])[0])  # pyright: ignore[reportOptionalSubscript]
+    # A word alone is of the clause before it.
+    assert torch.equal(rows[0][3], finding.meanings(["The cat is called Mochi, Yes"])[0])  # pyright: ignore[reportOptionalSubscript]
     me = told(model, *texts)
-    assert [len(e.meaning.codes) for e in me.episodes if e.meaning is not None] == [3, 1]
+    assert [len(e.meaning.codes) for e in me.episodes if e.meaning is not None] == [4, 1]
     for e in me.episodes:
         assert Episode.build(e.facts(), e.tensors()).digest == e.digest
+
+
+def test_an_encoder_that_comes_to_hand_later_is_compared_with_its_own_plain_questions(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's finder is made once and outlives the encoder that it was first used with, or without."""
+    finder = finder_of(body_of(model), letters())
+    keys = finder.asked(letters().encode("Mochi"))
+    for name, width in (("", 0), ("small", 3), ("wide", 5), ("", 0)):
+        rows = None if not width else F.normalize(torch.arange(24 * width).view(24, width).float() + 1, dim=-1)
+        monkeypatch.setattr(finding, "encoder_name", lambda name=name: name)
+        monkeypatch.setattr(finding, "meanings", lambda texts, rows=rows: rows)
+        usual = finder.usual(keys, None if rows is None else rows[0])
+        assert usual.shape == (4,)
+        assert (usual[2:].tolist() == [0.0, 1.0]) == (rows is None)
 
 
 def test_episodes_with_one_meaning_from_before_are_found_beside_new_ones(nobody_s_encoder: None, model: Model) -> None:
@@ -169,3 +254,18 @@ def test_coherence_of_what_was_told_does_not_fall_as_more_is_told(model: Model, 
     few, many = (fit(model, x, "cat is called Mochi") for x in (me, later))
     assert int(few.rank.argmax()) == int(many.rank.argmax()) == 0
     assert float(many.coherence[0]) > float(few.coherence[0]) - 0.5
+
+
+def test_what_a_younger_turn_says_anew_stays_away(nobody_s_encoder: None, model: Model) -> None:
+    old, new = "We live in Lyon now.", "We live in Oslo now."
+    me = told(model, old, "Quiz: jazz, fizz, buzz.", new)
+    assert fit(model, me, "Where do we live now?").chosen(3, 128) == [1, 2]
+    assert fit(model, told(model, new, old), "Where do we live now?").chosen(3, 128) == [1]
+    apart = told(model, "We live in Lyon now.", "Quiz: jazz, fizz, buzz.")
+    assert fit(model, apart, "Where do we live now?").chosen(3, 128) == [0, 1]
+
+
+def test_without_meanings_nothing_is_displaced(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "encoder_name", lambda: "")
+    me = told(model, "We live in Lyon now.", "We live in Oslo now.")
+    assert fit(model, me, "Where do we live now?").chosen(3, 128) == [0, 1]

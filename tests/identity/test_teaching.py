@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lives import lessons_in, letters, says, speaking
+from lives import lessons_in, letters, says, someone, speaking
 
 from regard.errors import SpecError
 from regard.identity.body import body_of, frozen
 from regard.identity.sleep import teaching
-from regard.identity.sleep.answering import Answer
+from regard.identity.sleep.answering import Answer, _Beside, continued, logs_along
 from regard.identity.sleep.items import ALIKE, Item, _alike, item_said, logs_at, losses
 from regard.identity.sleep.lessons import JUDGED, Anchors, lessons_of
 from regard.identity.sleep.questions import ASKED, Question, Questions, second_person, statements, words
 from regard.identity.sleep.rule import ALONE, SleepRule
 from regard.identity.sleep.teaching import Taught, said_back, taught
 from regard.identity.sleep.texts import EVERYDAY, NEUTRAL, SAID_BACK
+from regard.identity.speaking import living
 from regard.models.base import Model
 
 STATED = "My cat Mochi broke a vase."
@@ -43,7 +44,15 @@ def answered(text: str) -> Answer:
 
 
 def lesson(questions: Questions, text: str, question: Question = CAT) -> Taught | None:
-    return teaching._lesson(questions, question, 0, words(STATED), answered(text))
+    return lesson_of(questions, answered(text), question)
+
+
+def lesson_of(questions: Questions, answer: Answer, question: Question = CAT) -> Taught | None:
+    of = teaching._named(questions, question, words(STATED), answer)
+    if of is None:
+        return None
+    text = teaching._text(questions, questions.prompt(question), answer.tokens)
+    return teaching._lesson(questions, question, 0, of, answer, logs_at(questions.body, *text))
 
 
 def test_only_the_user_s_statements_are_asked_about():
@@ -100,7 +109,7 @@ def test_a_word_that_the_base_says_without_the_statement_is_no_answer(questions:
     prompt = questions.prompt(CAT)
     ids = torch.tensor([*prompt, *answer.tokens])
     base = logs_at(body, ids, torch.arange(len(prompt), len(ids)))
-    assert teaching._lesson(questions, CAT, 0, words(STATED), Answer(answer.tokens, base)) is None
+    assert lesson_of(questions, Answer(answer.tokens, base)) is None
 
 
 def test_the_youngest_statement_answers_and_each_statement_answers_few(questions: Questions, monkeypatch):
@@ -168,14 +177,15 @@ def test_what_is_said_back_is_learned_at_the_person_s_words_alone(questions: Que
     """The teacher is sure of everything, the base of nothing: only words that the person said, and that are not common, count."""
     prompts: list[int] = []
 
-    def logs(body: object, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    def logs(body: object, texts: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+        ((ids, at),) = texts
         prompts.append(int(at[0]))
         sure = len(prompts) % 2 == 1
         out = torch.full((len(at), 257), -9.0)
         out[torch.arange(len(at)), ids[at]] = -0.1 if sure else -9.0
-        return out
+        return [out]
 
-    monkeypatch.setattr(teaching, "logs_at", logs)
+    monkeypatch.setattr(teaching, "logs_along", logs)
     lessons = said_back(questions, ["My cat Mochi broke a vase. Is it late?"])
     assert len(lessons) == 1
     one = lessons[0]
@@ -193,7 +203,7 @@ def test_what_is_said_back_is_learned_at_the_person_s_words_alone(questions: Que
 
 def test_what_the_teacher_would_not_say_back_is_no_lesson(questions: Questions, monkeypatch):
     unsure = torch.full((400, 257), teaching.SURE - 1)
-    monkeypatch.setattr(teaching, "logs_at", lambda body, ids, at: unsure[: len(at)])
+    monkeypatch.setattr(teaching, "logs_along", lambda body, texts: [unsure[: len(at)] for _, at in texts])
     assert said_back(questions, [STATED]) == []
 
 
@@ -232,3 +242,40 @@ def test_a_night_without_imprints_reads_strangers_half_of_the_time_and_holds_the
     assert {x.firm for x in alone} == {0.0, ALONE.firm}
     with pytest.raises(SpecError, match="everyday, unanswered and stranger"):
         SleepRule(unrelated=("nobody",))  # pyright: ignore
+
+
+@pytest.mark.parametrize("lived", [False, True])
+def test_rows_that_are_written_together_say_what_each_says_by_itself(
+    model: Model, monkeypatch: pytest.MonkeyPatch, lived: bool
+):
+    body, tokenizer = body_of(model), letters()
+    me = someone(body.base) if lived else None
+    tails = [tokenizer.encode(x) for x in ("What is it?", "What is my cat called?", "Where?", "What is it?", "W")]
+    texts = [(torch.tensor(t), torch.arange(len(t) - n, len(t))) for t, n in zip(tails, (3, 1, 2, 5, 0), strict=True)]
+    texts[-1] = (torch.tensor(tails[2]), torch.tensor([1, 4]))
+
+    def everything() -> tuple[list[Answer], list[torch.Tensor]]:
+        with frozen(model), living(model, me):
+            said = continued(body, tokenizer.encode("Once"), tails, 6, [], lambda row, tokens: row == 1 and len(tokens) == 2)
+            return said, logs_along(body, texts)
+
+    together = everything()
+    assert _Beside.of(body) is not None
+    monkeypatch.setattr(_Beside, "of", lambda body: None)
+    alone = everything()
+    assert [len(a.tokens) for a in alone[0]] == [6, 2, 6, 6, 6]
+    for a, b in zip(together[0], alone[0], strict=True):
+        assert a.tokens == b.tokens
+        torch.testing.assert_close(a.logs, b.logs, atol=2e-5, rtol=1e-4)
+    for x, y in zip(together[1], alone[1], strict=True):
+        torch.testing.assert_close(x, y, atol=2e-5, rtol=1e-4)
+
+
+def test_a_text_that_is_scored_from_its_first_token_or_nowhere_is_read_by_itself(model: Model):
+    body = body_of(model)
+    ids = torch.arange(5)
+    with frozen(model):
+        said = logs_along(body, [(ids, torch.arange(1, 5)), (ids, torch.tensor([], dtype=torch.long))])
+    assert [len(x) for x in said] == [4, 0]
+    assert logs_along(body, []) == []
+    assert continued(body, [], [], 3, []) == []

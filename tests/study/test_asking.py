@@ -16,7 +16,7 @@ from regard.models.decode.sampling import Sampling
 from regard.models.llama import Llama
 from regard.study import long_lives, natural_recall
 from regard.study.frame.study import Record
-from regard.study.people.asking import Examiner, rank_of, said_in, write_episodes, write_history
+from regard.study.people.asking import Ask, Examiner, rank_of, said_in, write_episodes, write_history
 from regard.study.people.baselines import Lora, Turns, bm25
 from regard.study.people.lives_table import age_table, bootstrap, lives_table, longmemeval_table, natural_table, pooled
 from regard.study.people.longmemeval import ABSENT, longmemeval
@@ -138,6 +138,25 @@ def test_a_history_that_was_read_before_answers_as_one_that_stands_in_the_prompt
     assert after.text == alone.text == again.text
     assert after.nats == pytest.approx(alone.nats, abs=1e-4)
     assert again.nats == after.nats
+
+
+def test_questions_asked_side_by_side_are_answered_as_each_alone(examiner: Examiner):
+    model, tokenizer = examiner.model, examiner.tokenizer
+    known = imprint(nobody(model), observe(model, CHAT, tokenizer, source="a"), Rule(keep="shock", episodes=False))
+    plain, other = examiner.prompt([QUESTION]), {"role": "user", "content": "Who am I, then?"}
+    history = [examiner.prompt([*CHAT, *CHAT, q]) for q in (QUESTION, other)]
+    asks = [
+        Ask(plain, "a boat"), Ask(plain, "a boat", known), Ask(plain, "x", greedy=False),
+        *(Ask(prompt, "a red boat", whole=True) for prompt in history), Ask(history[0], "Ada"),
+    ]  # fmt: skip
+    together = examiner.ask_all(asks)
+    for ask, said in zip(asks, together, strict=True):
+        alone = examiner.ask(ask.prompt, ask.answer, ask.who, greedy=ask.greedy)
+        assert said.text == alone.text
+        assert said.nats == pytest.approx(alone.nats, abs=1e-4)
+        assert said.tokens == alone.tokens
+    assert together[1].nats != pytest.approx(together[0].nats, abs=1e-3), "somebody is known"
+    assert examiner.ask_all([]) == []
 
 
 def test_every_episode_of_a_history_is_where_it_was_said(examiner: Examiner):

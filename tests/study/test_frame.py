@@ -124,6 +124,18 @@ def test_a_file_in_the_folder_is_a_study(made: Path):
         study("madeup")
 
 
+def test_a_pending_study_is_run_by_its_name_and_shown_by_no_report(made: Path, tmp_path: Path):
+    (made / "broken.py").write_text(SOURCE.format(body="pass").replace("STUDY =", "PENDING ="), encoding="utf-8")
+    assert "broken" not in studies()
+    assert "broken" in studies(pending=True)
+    # What it is called is no part of what it measures: its lines stay when it becomes a study.
+    assert code_of("broken") == code_of("made_up")
+    results = Results(tmp_path / "results")
+    list(run([study("broken")], "full", results))
+    assert len(results.lines(study("broken"), "full")) == 5
+    assert "broken" not in [e.study.name for e in judged_studies(results)]
+
+
 def test_what_is_measured_is_not_measured_again(made: Path, tmp_path: Path):
     results = Results(tmp_path / "out")
     lines = list(run([study("made_up")], "full", results))

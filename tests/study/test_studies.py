@@ -16,7 +16,7 @@ from regard.study.frame.run import Failure, Seed, measured
 from regard.study.frame.study import PLANTS, Plant, Record, Study, studies
 from regard.study.frame.verdict import Verdict
 
-STUDIES = studies()
+STUDIES = studies(pending=True)
 EVERY = pytest.mark.parametrize("name", STUDIES)
 
 

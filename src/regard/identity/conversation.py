@@ -21,6 +21,7 @@ from ..errors import RegardWarning, ShapeError, StateError
 from ..models.base import Model
 from ..models.decode.prepare import Weights
 from ..models.decode.sampling import Sampling
+from ..models.decode.speculate import Speculate
 from ..models.decode.stream import Ending, Token
 from ..models.tokenizer import Tokenizer
 from .body import body_of
@@ -91,12 +92,16 @@ class Conversation:
         sampling: Sampling | None = None,
         *,
         weights: Weights = "float32",
+        speculate: Speculate = None,
         on_token: Callable[[Token], object] | None = None,
     ) -> Answer:
         """The answer to one more message; Ctrl-C ends it early, and its ending says so."""
         prompt = self._room(question, sampling)
         who, sampling = self._mind(question, prompt), self._sparing(sampling)
-        out = generate(self.model, prompt, sampling, identity=who, tokenizer=self.tokenizer, on_token=on_token, weights=weights)
+        out = generate(
+            self.model, prompt, sampling, identity=who, tokenizer=self.tokenizer, on_token=on_token, weights=weights,
+            speculate=speculate,
+        )  # fmt: skip
         return self._said(Answer(question, cast(list[str], out.text)[0].strip(), prompt, out.tokens[0], out.finish[0], who))
 
     def stream(
@@ -105,12 +110,15 @@ class Conversation:
         sampling: Sampling | None = None,
         *,
         weights: Weights = "float32",
+        speculate: Speculate = None,
         then: Callable[[Answer], object] = lambda answer: None,
     ) -> Iterator[str]:
         """The same as pieces of text; what is wrong is said before the first of them. `then` sees the answer when it has ended."""
         prompt = self._room(question, sampling)
         who, sampling = self._mind(question, prompt), self._sparing(sampling)
-        tokens = stream(self.model, prompt, sampling, identity=who, tokenizer=self.tokenizer, weights=weights)
+        tokens = stream(
+            self.model, prompt, sampling, identity=who, tokenizer=self.tokenizer, weights=weights, speculate=speculate
+        )
         return self._pieces(Answer(question, "", prompt, [], "interrupted", who), tokens, then)
 
     def prompt(self, question: str) -> list[int]:

@@ -2,7 +2,7 @@
 
     identity.episodes[-1].tokens          what was said
     identity.episodes[-1].keys            one vector a token: the model's own keys of a few layers, centred, of length 1, as bytes
-    identity.episodes[-1].meaning         one vector for all of it and one for each sentence, where a sentence encoder was at hand
+    identity.episodes[-1].meaning         one vector for all of it, for each sentence and clause, where a sentence encoder was at hand
 
 An episode is not read. A prompt brings one to mind (`read.recall`), and only then its keys and values are made again, by reading it.
 So a token costs the same whatever the length of the life, and a token of the life about 1.2 KB.
@@ -27,7 +27,7 @@ from .packed import Packed
 Role = Literal["user", "assistant"]
 ROLES: tuple[Role, ...] = ("user", "assistant")
 MOST_EPISODES = 1 << 20
-MOST_MEANINGS = 8
+MOST_MEANINGS = 16
 TENSORS: tuple[str, ...] = ("tokens", "keys.codes", "keys.scale", "meaning.codes", "meaning.scale", "usual")
 
 
@@ -47,7 +47,7 @@ class Episode:
     usual: Float[Tensor, " 4"]
     """How near plain questions, which have nothing to do with anybody, come to it: mean and spread by keys, then by meaning."""
     meaning: Packed | None = None
-    """(s, E): of all of it, then of its sentences where there are several; older ones have the first alone."""
+    """(s, E): of all of it, then of its sentences and clauses where there are several; older ones have the first alone."""
     encoder: str = ""
     """What made `meaning`: vectors of two encoders are not compared."""
     asks: bool = False

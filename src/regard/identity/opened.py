@@ -23,7 +23,7 @@ _MODELS: WeakValueDictionary[tuple[str, int], Model] = WeakValueDictionary()
 def opened(source: str | Path, tell: Tell = lambda what, share: None) -> tuple[Model, Tokenizer, Base]:
     """A model, its tokenizer, and who it is; the base carries the name that the model was asked for by."""
     with _LOADING:
-        path = downloads.resolve(source, tell)
+        path = downloads.resolve(source)
         key = str(path.resolve()), max(p.stat().st_mtime_ns for p in (path, *(path.iterdir() if path.is_dir() else ())))
         model = _MODELS.get(key)
         if model is None:

@@ -24,6 +24,7 @@ from ..errors import StateError
 from ..models.base import Model
 from ..models.decode.prepare import Weights
 from ..models.decode.sampling import Sampling
+from ..models.decode.speculate import Speculate
 from ..models.tokenizer import Tokenizer
 from .body import base_of, body_of
 from .conversation import Answer, Conversation
@@ -147,13 +148,13 @@ class Person:
     def ask(
         self, question: str, *, stream: Literal[False] = False, remember: bool = False, conversation: Conversation | None = None,
         max_tokens: int = 256, temperature: float = 0.0, repetition_penalty: float = REPETITION_PENALTY, seed: int = 0,
-        weights: Weights = "float32",
+        weights: Weights = "float32", speculate: Speculate = None,
     ) -> str: ...  # fmt: skip
     @overload
     def ask(
         self, question: str, *, stream: Literal[True], remember: bool = False, conversation: Conversation | None = None,
         max_tokens: int = 256, temperature: float = 0.0, repetition_penalty: float = REPETITION_PENALTY, seed: int = 0,
-        weights: Weights = "float32",
+        weights: Weights = "float32", speculate: Speculate = None,
     ) -> Iterator[str]: ...  # fmt: skip
     def ask(
         self,
@@ -167,6 +168,7 @@ class Person:
         repetition_penalty: float = REPETITION_PENALTY,
         seed: int = 0,
         weights: Weights = "float32",
+        speculate: Speculate = None,
     ) -> str | Iterator[str]:
         """The answer to a question; with `stream`, its pieces as they fall.
 
@@ -185,8 +187,8 @@ class Person:
                 talk.written(str(self._imprint(answer.finished, self._source, 1.0, True, None).commit))
 
         if stream:
-            return talk.stream(question, sampling, weights=weights, then=done)
-        answer = talk.ask(question, sampling, weights=weights)
+            return talk.stream(question, sampling, weights=weights, speculate=speculate, then=done)
+        answer = talk.ask(question, sampling, weights=weights, speculate=speculate)
         done(answer)
         return answer.text
 

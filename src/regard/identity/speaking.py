@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from torch import Tensor, nn
@@ -25,9 +25,10 @@ from ..errors import ShapeError, StateError
 from ..models import downloads
 from ..models.base import HEARS, CausalModel, Model, States
 from ..models.decode import generate as decoding
-from ..models.decode.generate import PREFILL, Generated, Overrides, Prompt, expect_decoder
+from ..models.decode.generate import PREFILL, CacheKind, Generated, Overrides, Prompt, expect_decoder
 from ..models.decode.prepare import Weights
 from ..models.decode.sampling import Sampling
+from ..models.decode.speculate import Speculate, Speculation, speculation
 from ..models.decode.stream import Speaks, Token
 from ..models.tokenizer import Tokenizer
 from ..nn import Cache
@@ -38,6 +39,8 @@ from .read.layer import LayerRead, layer_reads
 from .read.recall import recall
 from .state import Identity
 
+MOST_WORDS = 1 << 14
+"""Tokens of episodes that are looked through for guesses."""
 Hears = Callable[[Tensor, Sequence[Cache] | None], AbstractContextManager[object]]
 Who = Identity | Sequence[Identity | None] | None
 """One identity for all rows, or one for each; None is the model itself."""
@@ -141,15 +144,19 @@ def generate(
     weights: Weights = "float32",
     states: States = None,
     prefill: int = PREFILL,
+    speculate: Speculate = None,
+    cache: CacheKind = "float32",
 ) -> Generated:
     """Continue one prompt or several, as `identity`: token ids, or texts where a tokenizer is given.
 
-    `on_token` sees every token as it falls. A batch is one call: rows that end early wait for the others.
+    `on_token` sees every token as it falls. A batch is one call: rows that end early wait for the others. `speculate="lookup"` guesses
+    tokens from the prompt and from the identity's own words, and gives the same text in fewer steps; `cache="int8"` keeps keys and values
+    in a byte a number.
     """
     overrides = _overrides(model, identity, prompt, tokenizer)
     return decoding.generate(
         model, prompt, sampling, overrides=overrides, tokenizer=tokenizer, on_token=on_token, weights=weights, states=states,
-        prefill=prefill,
+        prefill=prefill, speculate=_speculation(model, identity, speculate), cache=cache,
     )  # fmt: skip
 
 
@@ -163,6 +170,8 @@ def stream(
     weights: Weights = "float32",
     states: States = None,
     prefill: int = PREFILL,
+    speculate: Speculate = None,
+    cache: CacheKind = "float32",
 ) -> Iterator[Token]:
     """`generate` as an iterator over its tokens, row by row as they fall.
 
@@ -171,8 +180,40 @@ def stream(
     """
     overrides = _overrides(model, identity, prompt, tokenizer)
     return decoding.stream(
-        model, prompt, sampling, overrides=overrides, tokenizer=tokenizer, weights=weights, states=states, prefill=prefill
-    )
+        model, prompt, sampling, overrides=overrides, tokenizer=tokenizer, weights=weights, states=states, prefill=prefill,
+        speculate=_speculation(model, identity, speculate), cache=cache,
+    )  # fmt: skip
+
+
+def _speculation(model: Model, identity: Speaker, speculate: Speculate) -> Speculation | None:
+    """What was asked for, with the words of whoever speaks."""
+    given = speculation(speculate)
+    if given is None:
+        return None
+    block = _LIVING.get(model) if isinstance(identity, str) else None
+    rows = identities(None if isinstance(identity, str) else identity) if block is None else block.rows
+    return replace(given, texts=(*given.texts, *(text for who in rows if who is not None for text in own_words(who))))
+
+
+def own_words(identity: Identity) -> list[tuple[int, ...]]:
+    """Tokens of what an identity may quote: its imprints, run by run, and its last episodes, the oldest first."""
+    texts: list[tuple[int, ...]] = []
+    run: list[int] = []
+    before = None
+    for token, place in zip(identity.imprints.token.tolist(), identity.imprints.position.tolist(), strict=True):
+        if before is None or place != before + 1 or token < 0:
+            texts.append(tuple(run))
+            run = []
+        # One that was merged of several stands for none of them.
+        run, before = ([*run, token], place) if token >= 0 else ([], None)
+    texts.append(tuple(run))
+    room, said = MOST_WORDS, list[tuple[int, ...]]()
+    for episode in reversed(identity.episodes):
+        room -= len(episode)
+        if room < 0:
+            break
+        said.append(tuple(episode.tokens.tolist()))
+    return [t for t in (*texts, *reversed(said)) if len(t) > 1]
 
 
 def _overrides(model: Model, identity: Speaker, prompt: Prompt, tokenizer: object) -> Overrides | None:
@@ -204,4 +245,4 @@ def brought_to_mind(
     return [None if i is None else recall(model, i, p, tokenizer) for i, p in zip(each, prompts, strict=True)]
 
 
-__all__ = ["Speaker", "Who", "generate", "living", "read_by", "stream"]
+__all__ = ["Speaker", "Who", "generate", "living", "own_words", "read_by", "stream"]

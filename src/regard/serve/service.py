@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..identity.body import body_of
-from ..identity.read.finding import finder_of
+from ..identity.read.finding import finder_of, plain_meanings
 from ..identity.state import Base, Identity
 from ..identity.store import IdentityStore
 from ..identity.store.records import NAME, Commit
@@ -167,7 +167,7 @@ class Service:
 
         def make() -> None:
             finder = finder_of(body_of(self.model), self.tokenizer)
-            _ = finder.mean, finder.words, finder.plain
+            _ = finder.mean, finder.words, finder.plain, plain_meanings()
 
         await self.engine.call(make)
 

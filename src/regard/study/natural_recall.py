@@ -32,7 +32,7 @@ from ..models.decode.sampling import Sampling
 from .frame.figure import COLOURS, bars
 from .frame.study import Plant, Record, Size, Study
 from .frame.verdict import Check, Verdict, interval, judged
-from .people.asking import Examiner, Past, Said, Written, rank_of, write_history
+from .people.asking import Ask, Examiner, Said, Written, rank_of, write_history
 from .people.baselines import Lora, Turns, knowing, summary, words
 from .people.generator import neutral
 from .people.longmemeval import asked_rows, longmemeval
@@ -56,7 +56,7 @@ STATES = (
     "MiniLM, 3 turns", "MiniLM, 5 turns", "the right turn", "summary", "LoRA", "imprints", "episodes", "another's episodes",
 )  # fmt: skip
 WHOLE = ("history in context", "history as a document")
-"""States whose prompts begin alike for all questions: they are read once."""
+"""States whose prompts begin alike for all questions: the beginning is read once."""
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,8 @@ def _answers(
     states: dict[str, dict[str, list[float]]] = {name: {"nats": [], "right": [], "tokens": []} for name in STATES}
     said: dict[str, list[str]] = {name: [] for name in STATES}
     chosen: list[Record] = []
-    read: dict[tuple[tuple[int, ...], str] | None, Said] = {}
 
-    def ask(name: str, q: NaturalQuestion, prompt: list[int], who: Identity | None, past: Past | None, by: Examiner) -> None:
-        # Several ways to search often give the same turns: a text that was read is not read again.
-        text = (tuple(prompt), q.value) if who is None and by is examiner else None
-        answer = read[text] if text in read else by.ask(prompt, q.value, who, past)
-        if text is not None:
-            read[text] = answer
+    def note(name: str, q: NaturalQuestion, answer: Said) -> None:
         for key, value in (("nats", answer.nats), ("right", float(q.right(answer.text))), ("tokens", float(answer.tokens))):
             states[name][key].append(round(value, 4))
         said[name].append(answer.text)
@@ -168,23 +162,29 @@ def _answers(
     began = time.perf_counter()
     written = summary(examiner, me.turns.messages, plan.summary)
     timed = {"summary": time.perf_counter() - began}
-    prompts = [_texts(me, q, examiner, written) for q in questions]
-    pasts = {name: examiner.read_before([p[name] for p in prompts]) for name in WHOLE}
-    for q, texts in zip(questions, prompts, strict=True):
+    asks = list[tuple[str, NaturalQuestion, Ask]]()
+    for whole in WHOLE:
+        # Prompts that begin alike are asked beside each other: what they share is read once.
+        texts = [(q, _texts(me, q, examiner, written)[whole]) for q in questions]
+        for (q, _), answer in zip(texts, examiner.ask_all([Ask(p, q.value, whole=True) for q, p in texts]), strict=True):
+            note(whole, q, answer)
+    for q in questions:
         plain = examiner.prompt([{"role": "user", "content": q.text}])
-        for name, prompt in texts.items():
-            ask(name, q, prompt, None, pasts.get(name), examiner)
-        ask("imprints", q, plain, me.imprints, None, examiner)
+        asks += [(s, q, Ask(p, q.value)) for s, p in _texts(me, q, examiner, written).items() if s not in WHOLE]
         mind = examiner.recalled(me.episodes.identity, plain)
-        ask("episodes", q, plain, mind, None, examiner)
-        ask("another's episodes", q, plain, examiner.recalled(other.episodes.identity, plain), None, examiner)
+        others = examiner.recalled(other.episodes.identity, plain)
+        for name, who in (("imprints", me.imprints), ("episodes", mind), ("another's episodes", others)):
+            asks.append((name, q, Ask(plain, q.value, who)))
         turns = me.episodes.chosen_turns(mind)
         chosen.append({"turns": len(turns), "right": q.turn in turns, "coherence": _coherence(mind)})
+    for (name, q, _), answer in zip(asks, _read_once(examiner, [ask for *_, ask in asks]), strict=True):
+        note(name, q, answer)
     began = time.perf_counter()
     with _lora(size).trained(examiner, me.person.history, plan.lora, seed) as student:
         timed["lora"] = time.perf_counter() - began
-        for q in questions:
-            ask("LoRA", q, student.prompt([{"role": "user", "content": q.text}]), None, None, student)
+        asked = [Ask(student.prompt([{"role": "user", "content": q.text}]), q.value) for q in questions]
+        for q, answer in zip(questions, student.ask_all(asked), strict=True):
+            note("LoRA", q, answer)
     return {
         "questions": [{"text": q.text, "value": q.value, "kind": me.person.facts[q.fact].kind} for q in questions],
         "states": states,
@@ -193,6 +193,14 @@ def _answers(
         "chosen": chosen,
         "timed_seconds": {k: round(v, 2) for k, v in timed.items()},
     }
+
+
+def _read_once(examiner: Examiner, asks: Sequence[Ask]) -> list[Said]:
+    """Several ways to search often give the same turns: a text is not read twice."""
+    names = [(tuple(a.prompt), a.answer, id(a.who)) for a in asks]
+    first = dict(zip(names, asks, strict=True))
+    said = dict(zip(first, examiner.ask_all(list(first.values())), strict=True))
+    return [said[name] for name in names]
 
 
 def _texts(me: Lived, q: NaturalQuestion, examiner: Examiner, written: str) -> dict[str, list[int]]:
@@ -362,6 +370,6 @@ STUDY = Study(
     judge=judge,
     draw=draw,
     planted=planted,
-    seeds=6,  # of the twelve people, each takes two minutes of CPU; a run with more goes on from these
+    seeds=6,  # of the twelve people; a run with more goes on from these
     needs=(SMOLLM2, MINILM),
 )

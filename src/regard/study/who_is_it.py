@@ -9,8 +9,8 @@ nobody else. So nothing links a state to a name but what the person told.
   later conversation. One counts common words, the rarer the more (idf); the other is MiniLM's, the nearest sentence for each of
   the answer's. "By facts alone" is the same after the words of all twenty names are struck out of the answers.
 - **From its tensors.** For each layer and key head, M = Σ_slots k̃ ṽᵀ on unit vectors less the mean of the twenty: what a linear memory of these
-  slots would hold. M of the state is compared with M of twenty identities that were written from the later conversations; the
-  largest cosine names the person. Tokens, positions and sources, which an identity stores beside its numbers, are not looked at.
+  slots would hold. M of the state is compared with M of twenty identities that were written from what the assistant says in the later
+  conversations, as if the person told it; the largest cosine names the person. Tokens, positions and sources, which an identity stores beside its numbers, are not looked at.
 
 Controls: the names of the twenty shuffled; a random state of the same spectrum (every head turned by an orthogonal matrix); values
 shuffled among keys, which leaves every vector and takes away what belongs together; the model without a state.
@@ -20,7 +20,9 @@ Names that are shuffled leave one person in place on the average. One seed is fo
 Tried on the training pool: by common words alone one of five was missed without names, with MiniLM beside them none of six; other questions
 ("What is my name?", "What do I like?") named the same six. That pool flatters: the learned keeper was trained on it. The people who are missed
 below are those whose answers say nothing of them, and no judge of text can help there. Means of keys or of values alone, instead of M, named two
-and six of six, and the nearest slots six of six even with values shuffled among keys; M is the one that shuffling breaks.
+and six of six, and the nearest slots six of six even with values shuffled among keys; M is the one that shuffling breaks. Since the keeper prefers what
+the user states, an identity of the whole later conversation keeps the user's questions instead of the facts: it named 19 of twenty of the training
+pool, what the assistant says there as plain text 19, all of its tokens 16, and as a message of the user's 20, with values shuffled 1. So that is how they are known.
 """
 
 from __future__ import annotations
@@ -136,6 +138,11 @@ class TensorJudge:
         return (self.known * M).sum(-1).mean((1, 2)).tolist()
 
 
+def told_by_themselves(chat: Sequence[Message]) -> Message:
+    """What the assistant says in a chat as one message of the user's: a keeper that prefers the user's words would keep their questions."""
+    return {"role": "user", "content": " ".join(m["content"] for m in chat if m["role"] == "assistant")}
+
+
 class Lab:
     def __init__(self, size: Size) -> None:
         self.size: Size = size
@@ -144,7 +151,7 @@ class Lab:
         self.crowd = people(CROWD[size], 0, "test")
         self.names = frozenset(word for p in self.crowd for word in words_of(p.name))
         self.by_answers = AnswerJudge([" ".join(m["content"] for m in p.next if m["role"] == "assistant") for p in self.crowd])
-        self.by_tensors = TensorJudge([self.written(p.next) for p in self.crowd])
+        self.by_tensors = TensorJudge([self.written([told_by_themselves(p.next)]) for p in self.crowd])
         self.labels = Random("labels").sample(range(len(self.crowd)), len(self.crowd))
 
     def written(self, chat: Sequence[Message]) -> Identity:
@@ -252,7 +259,7 @@ STUDY = Study(
     source="what an identity promises here",
     protocol="Twenty people of the test pool; SmolLM2 reads a history once and writes at most 64 imprints. A judge that knows each person by a later "
     "conversation alone, the same facts in other sentences, names the person of a state: by its greedy answers to six "
-    "questions, the same for all (common words and MiniLM), or by the cosine of memory matrices Σ kvᵀ with identities written from the later conversations.",
+    "questions, the same for all (common words and MiniLM), or by the cosine of memory matrices Σ kvᵀ with identities written from what the assistant says in the later conversations.",
     controls=(
         "the names of the twenty shuffled",
         "a random state of the same spectrum",

@@ -2,6 +2,8 @@
 
     about(x) = w·(x − μ)/s      w = argmin Σ (w·(xᵢ − μ)/s − yᵢ)² + |w|²,  yᵢ = 1 for a question about one's life, −1 for an everyday one
 
+    wording(q) = ⅕ Σ over the words of q: log of how much more often the first list has the word than the second, each list with half a question more
+
 x is the mean of a question's keys (`finding`), or its meaning; μ is the mean of both lists' means, s the root mean square of |xᵢ − μ|. So
 nothing here is a constant of one base: another model makes its own w from the same lists (`questions.json`), without a gradient.
 
@@ -12,7 +14,12 @@ against requests of many people (CLINC150); by MiniLM's meanings .95 and .92. Ne
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 import torch
@@ -49,4 +56,28 @@ class About:
         return cls(rows.mT @ dual / scale, middle)
 
 
-__all__ = ["EVERYDAY", "LIFE", "About"]
+def wording(question: str) -> float:
+    """How much the words of a question are those of the first list: "my" and "I" say it in any grammar."""
+    odds = _odds()
+    return sum(odds.get(word, 0.0) for word in _words(question)) / 5
+
+
+def _words(text: str) -> list[str]:
+    """Each once, in order: a sum has one result."""
+    return sorted(set(re.findall(r"[\w']+", text.lower())))
+
+
+@cache
+def _odds() -> dict[str, float]:
+    life, everyday = _counted(LIFE), _counted(EVERYDAY)
+    return {
+        word: math.log((life[word] + 0.5) / (len(LIFE) + 1)) - math.log((everyday[word] + 0.5) / (len(EVERYDAY) + 1))
+        for word in sorted(life | everyday)
+    }
+
+
+def _counted(questions: Sequence[str]) -> Counter[str]:
+    return Counter(word for q in questions for word in _words(q))
+
+
+__all__ = ["EVERYDAY", "LIFE", "About", "wording"]

@@ -3,6 +3,7 @@
     keys      one unit vector a token: keys of layers a fifth to two fifths up, all heads in a row, less their mean on plain text
     nearness  of a question to an episode: each token of the question takes its nearest in the episode; the mean of these cosines
     meaning   by MiniLM if it is among the models here (`regard models get minilm`): one vector for all of an episode, one for each sentence
+              and one for each clause, as much is told in passing
     about     whether a question is about the life of whoever asks it, by its keys and by its meaning (`about`)
 
 Plain questions, which anybody may ask anybody, say how near is usual.
@@ -10,6 +11,7 @@ Plain questions, which anybody may ask anybody, say how near is usual.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,8 +41,10 @@ WIDEST = 1200
 ENCODER = "minilm"
 AT_ONCE = 16
 """Texts that the encoder reads at once at most."""
-SENTENCES, WORDS = 7, 3
-"""Sentences of an episode that have a meaning of their own at most, and words of such a one at least."""
+PARTS, WORDS = 15, 2
+"""Sentences and clauses of an episode that have a meaning of their own at most, and words of such a one at least."""
+CLAUSE = re.compile(r"[,;:](?=\s)|[()–—\n]|[.!?…]+(?=\s|$)")
+"""What ends a clause."""
 PLAIN = (
     "What is the capital of France?", "How do I boil an egg?", "Can you write a short poem about the sea?",
     "What is seven times eight?", "Why is the sky blue?", "Tell me a joke.", "How far away is the moon?",
@@ -92,10 +96,30 @@ class Finder:
         at = max(at, 1) if len(ids) > 1 else 0
         return F.normalize(self._rows(ids, at) - self.mean, dim=-1)
 
+    def question(self, tokens: Sequence[int]) -> tuple[Float[Tensor, "N W"], float]:
+        """`asked` and `about_life` of a question, which is read once for both: a text's keys do not know what stands behind it."""
+        framed, at = self.frame.alone("user", tokens, self.tokenizer.encode("", bos=None))
+        at = max(at, 1) if len(framed) > 1 else 0
+        first = self._first
+        bare = [*first, *tokens]
+        length = max(len(framed), len(bare))
+        both = torch.tensor([[*ids, *ids[:1] * (length - len(ids))] for ids in (list(framed), bare)], device=self.body.device)
+        with torch.no_grad(), self.body.read([None] * self.body.base.depth):
+            keys = self.body.keys_of_many(both, self.layers).permute(0, 3, 1, 2, 4).flatten(2).float().cpu()
+        asked, mean = F.normalize(keys - self.mean, dim=-1)
+        start = 1 if first or len(tokens) > 1 else 0
+        about = 0.0 if self.about is None else self.about(mean[start : len(bare)].mean(0))
+        return asked[at : len(framed)], about
+
     @cached_property
-    def plain(self) -> tuple[list[Float[Tensor, "N W"]], Float[Tensor, "P E"] | None]:
-        """The plain questions as keys and as meanings."""
-        return [self.asked(ids) for q in PLAIN if (ids := self._ids(q))], meanings(PLAIN)
+    def _first(self) -> list[int]:
+        """The first token that a text has, or none."""
+        return list(self.frame.head[:1]) or list(self.tokenizer.encode("", bos=None)[:1])
+
+    @cached_property
+    def plain(self) -> list[Float[Tensor, "N W"]]:
+        """The plain questions, as keys."""
+        return [self.asked(ids) for q in PLAIN if (ids := self._ids(q))]
 
     @cached_property
     def about(self) -> About | None:
@@ -109,7 +133,7 @@ class Finder:
 
     def _means(self, texts: Sequence[Sequence[int]]) -> Float[Tensor, "n W"]:
         """The mean of each text's keys, each read behind the first token that a text has."""
-        first = list(self.frame.head[:1]) or list(self.tokenizer.encode("", bos=None)[:1])
+        first = self._first
         means = torch.empty(len(texts), len(self.mean))
         for length in {len(ids) for ids in texts}:
             rows = [n for n, ids in enumerate(texts) if len(ids) == length]
@@ -128,9 +152,9 @@ class Finder:
 
     def usual(self, keys: Float[Tensor, "N W"], meaning: Float[Tensor, " E"] | None) -> Float[Tensor, " 4"]:
         """Median and spread of how near plain questions come to something, by keys and by meaning."""
-        by_keys, by_meaning = self.plain
+        by_meaning = plain_meanings()
         unknown = torch.tensor([0.0, 1.0])
-        near = _spread(torch.stack([(q @ keys.mT).amax(-1).mean() for q in by_keys])) if by_keys else unknown
+        near = _spread(torch.stack([(q @ keys.mT).amax(-1).mean() for q in self.plain])) if self.plain else unknown
         alike = unknown if meaning is None or by_meaning is None else _spread(by_meaning @ meaning)
         return torch.cat([near, alike]).float()
 
@@ -196,16 +220,34 @@ def meanings(texts: Sequence[str]) -> Float[Tensor, "n E"] | None:
 
 
 def meanings_within(texts: Sequence[str]) -> list[Float[Tensor, "s E"]] | None:
-    """The meaning of each text, and behind it those of its sentences where there are several; None where no encoder is at hand."""
-    parts = [[text, *_sentences(text)] for text in texts]
+    """The meaning of each text, and behind it those of its sentences and clauses where there are several; None without an encoder."""
+    parts = [[text, *_parts(text)] for text in texts]
     vectors = meanings([part for some in parts for part in some])
     return None if vectors is None else list(vectors.split([len(some) for some in parts]))
 
 
-def _sentences(text: str) -> list[str]:
-    said = [m.group().strip() for m in SENTENCE.finditer(text)]
-    said = [sentence for sentence in said if len(sentence.split()) >= WORDS]
-    return said[:SENTENCES] if len(said) > 1 else []
+def _parts(text: str) -> list[str]:
+    """Sentences first, then clauses that are no sentence; none of either where there is but one. A word alone is of the clause before it."""
+    sentences = [said for m in SENTENCE.finditer(text) if len((said := m.group().strip()).split()) >= WORDS]
+    clauses: list[str] = []
+    for said in (part.strip(" \"'*-") for part in CLAUSE.split(text)):
+        if said and (not clauses or len(said.split()) >= WORDS):
+            clauses.append(said)
+        elif said:
+            clauses[-1] = f"{clauses[-1]}, {said}"
+    known = {said.rstrip(" .!?…") for said in sentences}
+    parts = sentences if len(sentences) > 1 else []
+    return [*parts, *(c for c in clauses if c not in known)][:PARTS] if len(clauses) > 1 or parts else []
+
+
+def plain_meanings() -> Float[Tensor, "P E"] | None:
+    """Of the plain questions, made once for an encoder: one that comes to hand later is asked anew. None where none is at hand."""
+    return _plain_meanings(encoder_name())
+
+
+@lru_cache(maxsize=1)
+def _plain_meanings(encoder: str) -> Float[Tensor, "P E"] | None:
+    return meanings(PLAIN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,4 +283,5 @@ __all__ = [
     "life_meanings",
     "meanings",
     "meanings_within",
+    "plain_meanings",
 ]

@@ -1,42 +1,49 @@
 """How the episodes of a life fit a question: in which order they come, and whether any of them is asked for at all.
 
-    rank       = 2 z(alike) + ½ z(near) + ¼ z(words in common) + ½ age − 2.5 if somebody else said it − 1½ if it asks
+    rank       = 1½ z(alike) + ¼ z(near) + 0.15 z(words in common) + 0.3 z(alike of what follows) + ¼ age
+                 + log(length/16) where it is shorter − 2½ if somebody else said it − ½ if it asks
     coherence  = log-odds that the question asks for something of this life, and for this: a logistic regression on
-                 about      is it about the asker's life? by keys and by meaning (`about`)
+                 about      is it about the asker's life? by keys, by meaning and by its words (`about`)
                  alike      the cosine of meanings, less what all questions about a life have in common
-                 near       by keys, in spreads above what plain questions reach (where there are no meanings)
+                 near       by keys, in spreads above what plain questions reach
                  held       the share of the question's rarer tokens that the unit holds
                  margin     how far the first in rank stands above the fourth
-    alike      (whole + best) / 2: of all that was said, and of the sentence of it that fits best
+    alike      (whole + best) / 2: of all that was said, and of the sentence or clause of it that fits best
 
-A unit is an episode, or a short question of the listener's with the answer to it. Nothing but the margin depends on how long the life is: a
-question is not refused because much was said since.
+A unit is an episode, or a short question of the listener's with the answer to it (`index`). Nothing but the margin depends on how long the
+life is: a question is not refused because much was said since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from ..episodes import Episode
+from .about import wording
 from .finding import Finder, LifeMeanings, encoder_name, life_meanings, meanings
+from .index import Index, index_of
 
-QUESTION = 24
-"""Tokens of a listener's question that comes to mind with the answer to it, at most."""
-MEANING, NEAR, COMMON = 2.0, 0.5, 0.25
-"""What likeness of meaning, nearness by keys and tokens in common count in rank; without meanings the other two count 1 each."""
-CANDIDATES = 512
-"""Units that are compared by keys where meanings have put them first: the rest of a long life is not gone through token by token."""
-YOUNGER = 0.5
+MEANING, NEAR, COMMON, FOLLOWING = 1.5, 0.25, 0.15, 0.3
+"""What likeness of meaning, nearness by keys, tokens in common and likeness of what follows count in rank.
+
+Without meanings nearness and tokens count 1 each."""
+CANDIDATES, BY_KEYS = 64, 512
+"""Units that are compared token by token where meanings have put them first, and where mean keys have: nobody goes through a long life."""
+FIRST = 8
+"""Units of which is known what they say: more never come to mind."""
+YOUNGER = 0.25
 """What it is worth in rank to be the youngest of a life rather than the oldest."""
 OTHERS = -2.5
 """What it costs in rank that somebody else said it."""
-ASKS = -1.5
+DISPLACED = 0.5
+"""Cosine of what two of those that come to mind say about the question, above which the older one stays away: the younger corrects it."""
+ASKS = -0.5
 """What it costs that it ends as a question: it may only have asked. Most real messages end so and tell something before."""
 
 
@@ -46,6 +53,7 @@ class Weights:
 
     about: float
     meant: float
+    wording: float
     alike: float
     near: float
     held: float
@@ -54,8 +62,8 @@ class Weights:
 
 
 WEIGHTS = {
-    True: Weights(about=1.1, meant=1.26, alike=6.6, near=0.0, held=2.6, margin=0.16, bias=-3.56),
-    False: Weights(about=1.94, meant=0.0, alike=0.0, near=0.37, held=3.3, margin=0.13, bias=-3.05),
+    True: Weights(about=1.28, meant=1.36, wording=0.89, alike=5.4, near=0.19, held=2.23, margin=0.17, bias=-2.55),
+    False: Weights(about=1.97, meant=0.0, wording=1.28, alike=0.0, near=0.33, held=3.13, margin=0.07, bias=-2.3),
 }
 """With an encoder of meanings and without."""
 
@@ -69,68 +77,86 @@ class Scores:
     rank: Float[Tensor, " U"]
     coherence: Float[Tensor, " U"]
     has_meanings: bool
+    saying: Mapping[int, Float[Tensor, " W"]]
+    """Of the first in rank, the meaning of the sentence or clause that fits the question best."""
 
     def best(self, most: int) -> float:
         """The coherence of the most coherent among the first in rank."""
         return float(self.coherence[self.rank.argsort(descending=True)[:most]].max())
 
     def chosen(self, most: int, room: int) -> list[int]:
-        """The first in rank that have room, oldest first, so that what is youngest stands nearest to the prompt."""
+        """The first in rank that have room, oldest first, so that what is youngest stands nearest to the prompt.
+
+        What a younger one of them says anew stays away.
+        """
         chosen: list[int] = []
         for u in self.rank.argsort(descending=True)[: 2 * most].tolist():
             size = sum(len(self.episodes[i]) + 1 for i in self.units[u])
             if len(chosen) < most and (size <= room or not chosen):
                 chosen.append(u)
                 room -= size
-        return sorted(chosen)
+        return sorted(u for u in chosen if not any(self._displaces(v, u) for v in chosen))
+
+    def _displaces(self, younger: int, older: int) -> bool:
+        if younger <= older or younger not in self.saying or older not in self.saying:
+            return False
+        return float(self.saying[younger] @ self.saying[older]) >= DISPLACED
 
 
 def scored(finder: Finder, episodes: Sequence[Episode], asked: Sequence[int], text: str) -> Scores:
     """Rank and coherence of every unit of a life."""
-    units = _units(episodes)
+    held: OrderedDict[int, Index] = finder.body.made.setdefault("lives", OrderedDict())
+    index, name = index_of(held, episodes), encoder_name()
     rare = sorted({t for t in asked if t not in finder.words})
-    counts = _counts(rare, episodes)
-    known = life_meanings() if _have_meanings(episodes) else None
+    counts = _counts(rare, index)
+    known = life_meanings() if name and index.encoders() == {name} else None
     meaning = None if known is None else meanings([text])
-    last = [episodes[u[-1]] for u in units]
-    who = torch.tensor([OTHERS if e.role != "user" else ASKS * e.asks for e in last])
-    rank = who + YOUNGER * torch.linspace(0, 1, len(units))
-    common = _z(_best(_common(counts, episodes), units))
+    count = len(index.units)
+    rank = OTHERS * index.others + ASKS * index.asks + index.room + YOUNGER * torch.linspace(0, 1, count)
+    common, (keys, about) = _z(_best(_common(counts, index), index)), finder.question(asked)
     if known is None or meaning is None:
-        weights, meant, alike = WEIGHTS[False], 0.0, torch.zeros(len(units))
-        near, above = _by_keys(finder.asked(asked), episodes, units, range(len(units)))
-        rank = rank + common + near
+        weights, meant, alike = WEIGHTS[False], 0.0, torch.zeros(count)
+        rank, most = rank + common, BY_KEYS
+        fits = rank + (_z(_best(index.pooled @ keys.mean(0), index)) if count > most else 0.0)
     else:
-        weights, meant, alike = WEIGHTS[True], known.about(meaning[0]), _likeness(meaning[0], known, episodes, units)
-        rank = rank + MEANING * _z(alike) + COMMON * common
-        first = rank.topk(min(len(rank), CANDIDATES)).indices.sort().values
-        near, above = _by_keys(finder.asked(asked), episodes, units, first.tolist())
-        rank = rank + NEAR * near
+        weights, meant, alike = WEIGHTS[True], known.about(meaning[0]), _likeness(meaning[0], known, index)
+        following = torch.where(index.goes_on, alike.roll(-1), alike.mean())
+        rank = rank + MEANING * _z(alike) + COMMON * common + FOLLOWING * _z(following)
+        fits, most = rank, CANDIDATES
+    near, above = _by_keys(keys, index, fits.topk(min(count, most)).indices.sort().values.tolist())
+    rank = rank + (1.0 if known is None else NEAR) * near
     coherence = (
         weights.bias
-        + weights.about * finder.about_life(asked)
+        + weights.about * about
         + weights.meant * meant
+        + weights.wording * wording(text)
         + weights.alike * alike
         + weights.near * above
-        + weights.held * (_best((counts > 0).float().mean(1), units) if rare else torch.zeros(len(units)))
+        + weights.held * (_best((counts > 0).float().mean(1), index) if rare else torch.zeros(count))
         + weights.margin * _margin(rank)
     )
-    return Scores(episodes, units, rank, coherence, known is not None)
+    saying = (
+        {}
+        if known is None or meaning is None
+        else _saying(meaning[0] - known.mean, index, rank.topk(min(count, FIRST)).indices)
+    )
+    return Scores(episodes, index.units, rank, coherence, known is not None, saying)
 
 
-def _by_keys(
-    asked: Float[Tensor, "n W"], episodes: Sequence[Episode], units: Sequence[tuple[int, ...]], some: Sequence[int]
-) -> tuple[Float[Tensor, " U"], Float[Tensor, " U"]]:
-    """How near some units come by keys: in spreads over these units, and above what plain questions reach. 0 for all others."""
-    places = [i for u in some for i in sorted(set(units[u]))]
-    at = {i: n for n, i in enumerate(places)}
-    mine = [episodes[i] for i in places]
-    within = [tuple(at[i] for i in units[u]) for u in some]
-    near, usual = _nearness(asked, mine), torch.stack([e.usual for e in mine])
-    spreads, above = torch.zeros(len(units)), torch.zeros(len(units))
-    spreads[list(some)] = _z(_best(near, within))
-    above[list(some)] = _best((near - usual[:, 0]) / usual[:, 1], within)
-    return spreads, above
+def _by_keys(asked: Float[Tensor, "n W"], index: Index, some: Sequence[int]) -> tuple[Float[Tensor, " U"], Float[Tensor, " U"]]:
+    """How near some units come by keys: in spreads over these units, and above what plain questions reach.
+
+    What was not compared is as far as the farthest that was.
+    """
+    places = [i for u in some for i in sorted(set(index.units[u]))]
+    near = torch.full((len(index.episodes),), -1.0)
+    near[places] = _nearness(asked, [index.episodes[i] for i in places])
+    best, over = _best(near, index)[list(some)], _best((near - index.usual[:, 0]) / index.usual[:, 1], index)[list(some)]
+    spreads = _z(best)
+    out = torch.full((len(index.units),), float(spreads.min())), torch.full((len(index.units),), float(over.min()))
+    for all_units, these in zip(out, (spreads, over), strict=True):
+        all_units[list(some)] = these
+    return out
 
 
 def _margin(rank: Float[Tensor, " U"]) -> float:
@@ -139,44 +165,27 @@ def _margin(rank: Float[Tensor, " U"]) -> float:
     return float(first[0] - first[-1])
 
 
-def _units(episodes: Sequence[Episode]) -> list[tuple[int, ...]]:
-    units: list[tuple[int, ...]] = []
-    for i, e in enumerate(episodes):
-        before = episodes[i - 1] if i else None
-        answers = before is not None and before.asks and before.role == "assistant" and before.source == e.source
-        if answers and before is not None and e.role == "user" and len(before) <= QUESTION:
-            units[-1] = (i - 1, i)
-        else:
-            units.append((i,))
-    return units
+def _best(x: Float[Tensor, " E"], index: Index) -> Float[Tensor, " U"]:
+    return torch.maximum(x[index.first], x[index.last])
 
 
-def _best(x: Float[Tensor, " E"], units: Sequence[tuple[int, ...]]) -> Float[Tensor, " U"]:
-    return torch.maximum(x[[u[0] for u in units]], x[[u[-1] for u in units]])
-
-
-def _have_meanings(episodes: Sequence[Episode]) -> bool:
-    """Whether all episodes have a meaning by the encoder that is at hand."""
-    name = encoder_name()
-    return bool(name) and all(e.meaning is not None and e.encoder == name for e in episodes)
-
-
-def _likeness(
-    meaning: Float[Tensor, " E"], known: LifeMeanings, episodes: Sequence[Episode], units: Sequence[tuple[int, ...]]
-) -> Float[Tensor, " U"]:
+def _likeness(meaning: Float[Tensor, " W"], known: LifeMeanings, index: Index) -> Float[Tensor, " U"]:
     """Of a question's meaning, less that of any question about a life, to what was said. An answer means what it does with its question."""
-    packed = [e.meaning for e in episodes if e.meaning is not None]
-    counts = torch.tensor([len(p.codes) for p in packed])
-    rows = torch.cat([p.codes for p in packed]).float() * torch.cat([p.scale for p in packed]).float()
-    asked = meaning - known.mean
-    cosines, starts = rows @ asked, counts.cumsum(0) - counts
-    best = torch.full((len(episodes),), -1.0).scatter_reduce(
-        0, torch.arange(len(episodes)).repeat_interleave(counts), cosines, "amax"
-    )
-    whole = rows[starts]
-    first, last = torch.tensor([u[0] for u in units]), torch.tensor([u[-1] for u in units])
-    together = F.normalize(whole[first] + whole[last], dim=-1) @ asked
-    return (torch.maximum(cosines[starts][last], together) + torch.maximum(best[last], together)) / 2
+    counts, asked = index.meaning_counts, meaning - known.mean
+    cosines, together = index.meanings @ asked, index.together @ asked
+    owner = torch.arange(len(counts)).repeat_interleave(counts)
+    best = torch.full((len(counts),), -1.0).scatter_reduce(0, owner, cosines, "amax")
+    whole = cosines[counts.cumsum(0) - counts]
+    return (torch.maximum(whole[index.last], together) + torch.maximum(best[index.last], together)) / 2
+
+
+def _saying(asked: Float[Tensor, " W"], index: Index, units: Tensor) -> dict[int, Float[Tensor, " W"]]:
+    """The part of each of these units that is most like what is asked."""
+    ends = index.meaning_counts.cumsum(0)
+    rows = {
+        u: index.meanings[ends[i] - index.meaning_counts[i] : ends[i]] for u in units.tolist() for i in [int(index.last[u])]
+    }
+    return {u: parts[int((parts @ asked).argmax())] for u, parts in rows.items()}
 
 
 def _nearness(asked: Float[Tensor, "n W"], episodes: Sequence[Episode]) -> Float[Tensor, " E"]:
@@ -187,7 +196,7 @@ def _nearness(asked: Float[Tensor, "n W"], episodes: Sequence[Episode]) -> Float
         codes, scale = torch.cat([e.keys.codes for e in part]), torch.cat([e.keys.scale for e in part])
         cosines = (asked @ codes.float().mT) * scale.float().mT
         nearest = cosines.new_full((len(asked), len(part)), -1.0)
-        owner = _owners(part).expand(len(asked), -1)
+        owner = torch.arange(len(part)).repeat_interleave(torch.tensor([len(e) for e in part])).expand(len(asked), -1)
         out.append(nearest.scatter_reduce(1, owner, cosines, "amax").mean(0))
     return torch.cat(out)
 
@@ -204,22 +213,21 @@ def _batches(episodes: Sequence[Episode], tokens: int = 4096) -> list[list[Episo
     return batches
 
 
-def _owners(episodes: Sequence[Episode]) -> Tensor:
-    """Which episode each token of all of them is of."""
-    return torch.arange(len(episodes)).repeat_interleave(torch.tensor([len(e) for e in episodes]))
-
-
-def _counts(words: Sequence[int], episodes: Sequence[Episode]) -> Float[Tensor, "E w"]:
+def _counts(words: Sequence[int], index: Index) -> Float[Tensor, "E w"]:
     """How often each of these tokens is in each episode."""
-    same = (torch.cat([e.tokens for e in episodes])[:, None] == torch.tensor(words, dtype=torch.int32)).float()
-    return torch.zeros(len(episodes), len(words)).index_add(0, _owners(episodes), same)
+    counts = torch.zeros(len(index.episodes), len(words))
+    for n, word in enumerate(words):
+        # One word at a time: of a long life few tokens are any of them.
+        at = index.owner[index.tokens == word]
+        counts[:, n].index_add_(0, at, torch.ones(len(at)))
+    return counts
 
 
-def _common(counts: Float[Tensor, "E w"], episodes: Sequence[Episode]) -> Float[Tensor, " E"]:
+def _common(counts: Float[Tensor, "E w"], index: Index) -> Float[Tensor, " E"]:
     """Okapi's BM25 over tokens: what few episodes hold says most."""
-    lengths = torch.tensor([float(len(e)) for e in episodes])
+    lengths = index.lengths.float()
     held = (counts > 0).sum(0)
-    rarity = ((len(episodes) - held + 0.5) / (held + 0.5) + 1).log()
+    rarity = ((len(index.episodes) - held + 0.5) / (held + 0.5) + 1).log()
     return (rarity * counts * 2.2 / (counts + 1.2 * (0.25 + 0.75 * (lengths / lengths.mean())[:, None]))).sum(-1)
 
 

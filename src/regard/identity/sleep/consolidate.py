@@ -30,8 +30,8 @@ from ..experience import Chat
 from ..packed import Packed
 from ..read.layer import LayerRead, layer_reads
 from ..state import Form, Identity, SelfState, TraceState
-from .answering import ANSWER, greedy
-from .items import Item, logs_at, losses
+from .answering import ANSWER, greedy, logs_along
+from .items import Item, item_said, losses
 from .lessons import Anchors, Lessons, lessons_of
 from .rule import SleepRule
 from .teaching import says
@@ -260,6 +260,16 @@ def consolidate(
     return replace(woken, life=replace(woken.life, sleeps=woken.life.sleeps + 1)), slept
 
 
+def unjudged(body: Body, identity: Identity, lessons: Lessons, rule: SleepRule) -> Identity:
+    """The state after all steps of a night, whatever it lost: for studies of what is learned. Values are moved along any direction."""
+    with body.read([None] * body.base.depth):
+        work = draft(identity, rule)
+        optimiser = torch.optim.Adam(_groups(work, rule))
+        for step in range(rule.steps):
+            _step(body, work, optimiser, lessons.of(step, rule), step / rule.steps, None)
+    return work.identity()
+
+
 def _step(
     body: Body, work: Draft, optimiser: torch.optim.Adam, lesson: list[tuple[float, Item]], share: float, still: Tensor | None
 ) -> None:
@@ -312,9 +322,10 @@ def _looked(body: Body, identity: Identity, lessons: Lessons, step: int) -> Look
     held, tokenizer = lessons.held, lessons.anchors.tokenizer
     everyday = lessons.anchors.judged()
     with body.read(layer_reads([identity], body.scales, device=body.device)):
-        loss = sum(float(x) for x in losses(body, [x.item for x in held])) / len(held)
+        along = logs_along(body, [(x.ids, x.at) for x in (*(y.item for y in held), *everyday)])
         said = greedy(body, tokenizer, [], [x.question.text for x in held], ANSWER)
-        same = [logs_at(body, x.ids, x.at).argmax(-1) == x.ids[x.at] for x in everyday]
+    loss = sum(float(item_said(x.item, logs)) for x, logs in zip(held, along, strict=False)) / len(held)
+    same = [logs.argmax(-1) == x.ids[x.at] for x, logs in zip(everyday, along[len(held) :], strict=True)]
     recalled = sum(says(tokenizer.decode(answer.tokens), x) for answer, x in zip(said, held, strict=True))
     return Look(step, loss, recalled, float(torch.cat(same).float().mean()))
 

@@ -68,7 +68,7 @@ class SleepRule:
 
 ALONE = SleepRule(
     parts=("self", "trace"),
-    steps=16,
+    steps=8,
     rate=0.02,
     self_rate=0.09,
     anchor=3.0,

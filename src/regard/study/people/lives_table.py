@@ -111,7 +111,7 @@ def harm_table(records: Sequence[Record]) -> str:
 def longmemeval_table(records: Sequence[Record]) -> str:
     """By type of question: nats below nothing (mean, median), answers that contain the gold one, ranks and refusal."""
     every = [row for r in records for row in r["longmemeval"] or ()]
-    states = ("history in context", "the right turns", "MiniLM, 1 turn", "MiniLM, 3 turns", "imprints", "episodes", "another's episodes")  # fmt: skip
+    states = ("history in context", "the right turns", "BM25, 1 turn", "BM25, 3 turns", "MiniLM, 1 turn", "MiniLM, 3 turns", "imprints", "episodes", "another's episodes")  # fmt: skip
     answered = [row for row in every if row["type"] != ABSENT]
     rows: list[list[str]] = []
     for kind in ["all", *sorted({row["type"] for row in answered})]:

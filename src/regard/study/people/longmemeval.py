@@ -14,15 +14,15 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from ...errors import CheckpointError
 from ...identity.state import Identity, Recollection
-from ...identity.write.rule import Rule
-from .asking import Examiner, Written, rank_of, write_history
+from .asking import Ask, Examiner, Written, rank_of, write_episodes
 from .baselines import Turns
 from .generator import Conversation
 from .natural import Turn, contains
@@ -33,6 +33,7 @@ WHOLE = 3000
 """Tokens of a history at most that is read in the context as well: longer ones take a minute each."""
 TOGETHER = 4
 """Rows whose lives are held at once."""
+SEED = 0
 ABSENT = "abstention"
 """The type of the rows that are to be refused."""
 
@@ -61,7 +62,7 @@ class LongRow:
 
 @cache
 def longmemeval(path: str) -> list[LongRow]:
-    """The rows of a file that are not too long, one type after the other in turn, so that the first few hold every type."""
+    """The rows of a file that are not too long, drawn by a seed, one type after the other in turn, so that the first few hold every type."""
     try:
         data = Path(path).read_bytes()
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
@@ -74,20 +75,25 @@ def longmemeval(path: str) -> list[LongRow]:
     for row in rows:
         if sum(len(m["content"]) for c in row.history for m in c) <= LETTERS:
             groups[row.type].append(row)
+    for kind in sorted(groups):
+        Random(f"{SEED} {kind}").shuffle(groups[kind])
     order = sorted((n, kind) for kind, group in groups.items() for n in range(len(group)))
     return [groups[kind][n] for n, kind in order]
 
 
 def asked_rows(examiner: Examiner, rows: Sequence[LongRow]) -> list[dict[str, Any]]:
     """Every row under every state; another's life is that of the row before."""
-    lives = [write_history(examiner, row.history, Rule())[0] for row in rows]
+    lives = [write_episodes(examiner, row.history) for row in rows]
     return [_asked(examiner, row, lives[n], lives[n - 1].identity) for n, row in enumerate(rows)]
 
 
 def _asked(examiner: Examiner, row: LongRow, life: Written, other: Identity) -> dict[str, Any]:
     turns, question = Turns.of(row.history), {"role": "user", "content": row.question}
-    order, right = turns.by_meaning(row.question), [n for n, place in enumerate(turns.places) if place in row.right]
-    texts: dict[str, Sequence[int]] = {"nothing": (), "MiniLM, 1 turn": order[:1], "MiniLM, 3 turns": order[:3]}
+    order, by_words = turns.by_meaning(row.question), turns.by_words(row.question)
+    right = [n for n, place in enumerate(turns.places) if place in row.right]
+    texts: dict[str, Sequence[int]] = {"nothing": ()}
+    for name, best in (("BM25", by_words), ("MiniLM", order)):
+        texts |= {f"{name}, 1 turn": best[:1], f"{name}, 3 turns": best[:3]}
     if right:
         texts["the right turns"] = right
     if life.identity.life.tokens <= WHOLE:
@@ -98,13 +104,12 @@ def _asked(examiner: Examiner, row: LongRow, life: Written, other: Identity) -> 
         name: (examiner.prompt(turns.before(question, which)), None) for name, which in texts.items()
     }
     states |= {
-        "imprints": (plain, replace(life.identity, episodes=())),
         "episodes": (plain, mind),
         "another's episodes": (plain, examiner.recalled(other, plain)),
     }
     nats, contained, said = dict[str, float](), dict[str, float](), dict[str, str]()
-    for name, (prompt, who) in states.items():
-        answer = examiner.ask(prompt, row.answer, who)
+    answers = examiner.ask_all([Ask(prompt, row.answer, who) for prompt, who in states.values()])
+    for name, answer in zip(states, answers, strict=True):
         nats[name], contained[name] = round(answer.nats, 4), float(contains(answer.text, row.answer))
         said[name] = answer.text
     ranking = life.ranking(examiner, row.question)
@@ -119,8 +124,12 @@ def _asked(examiner: Examiner, row: LongRow, life: Written, other: Identity) -> 
             "episodes": rank_of(ranking, row.right),
             "MiniLM": rank_of([[turns.places[n]] for n in order], row.right),
         },
-        "refused": float(isinstance(mind, Recollection) and not mind.chosen),
+        "refused": float(_refused(mind)),
     }
+
+
+def _refused(mind: Identity) -> bool:
+    return isinstance(mind, Recollection) and not mind.chosen
 
 
 def main(path: str, start: str = "0", stop: str = "24") -> None:

@@ -8,9 +8,9 @@
         person.unanswerable   natural questions that the history does not answer
 
 The listener is silent ("Mm."), natural (asks back, comments, helps with tasks) or wrong (misremembers: a value that must not be believed),
-and never says a value that the person told. The pools "train", "choose", "test" and "final" share no value and no sentence, and their
-sentences are built differently: statements with the subject first; subordinate clauses and answers to the listener's questions; fronted,
-cleft and clipped sentences and small stories; letters, lists and interrupted talk.
+and never says a value that the person told. The pools "train", "choose", "test", "final" and "fresh" share no value and no sentence, and
+their sentences are built differently: statements with the subject first; subordinate clauses and answers to the listener's questions; fronted,
+cleft and clipped sentences and small stories; letters, lists and interrupted talk; posts, spoken memos, mails to a desk and bullets.
 """
 
 from __future__ import annotations
