@@ -1,7 +1,8 @@
-"""The driver: `python -m benchmarks [names…] [--quick]`.
+"""The driver: `python -m benchmarks [names…] [--quick]`, or `python -m benchmarks --device cuda [--dtype float16]`.
 
 Measures the comparisons that are named, all by default, writes a JSON and a Markdown file for each, and puts the table of all
 that have been measured into the README. `--quick` takes fewer turns and shorter rows, prints, and writes only where `--out` says.
+`--device` measures the comparison of other devices alone, and writes it beside the others under the device's name.
 """
 
 from __future__ import annotations
@@ -16,10 +17,29 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from . import report
+import torch
+
+from . import devices, report
+from .devices import TYPES
 from .harness import Bench, Row, Settings, environment, pin_threads
 
-NAMES = ("trace", "entmax", "picks", "iris", "memory", "training", "decoding", "serving", "identity", "import_time")
+NAMES = (
+    "trace",
+    "positions",
+    "entmax",
+    "picks",
+    "walks",
+    "beside",
+    "iris",
+    "memory",
+    "training",
+    "decoding",
+    "opening",
+    "guessing",
+    "serving",
+    "identity",
+    "import_time",
+)
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK = Settings(repeats=5, fewest=3, seconds=5, quick=True)
@@ -32,7 +52,13 @@ def main(arguments: Sequence[str] | None = None, settings: Settings | None = Non
     parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(NAMES)}; all by default")
     parser.add_argument("--quick", action="store_true", help="fewer turns, shorter rows of memory; nothing is written")
     parser.add_argument("--out", type=Path, help="folder for the results (default: benchmarks/results)")
+    parser.add_argument("--device", help="measure attention on a device, such as cuda: against SDPA, FlexAttention and others")
+    parser.add_argument("--dtype", choices=sorted(TYPES), help="with --device (default: bfloat16, float32 on cpu)")
     asked = parser.parse_args(arguments)
+    if asked.device is not None:
+        return on_device(parser, asked, settings)
+    if asked.dtype is not None:
+        parser.error("--dtype is for --device")
     unknown = [n for n in asked.names if n not in NAMES]
     if unknown:
         parser.error(f"no comparison is called {', '.join(unknown)}; there are {', '.join(NAMES)}")
@@ -51,6 +77,27 @@ def main(arguments: Sequence[str] | None = None, settings: Settings | None = Non
     if out == RESULTS:
         for path in publish(out):
             print(f"wrote the table into {path.name}")
+    return rows
+
+
+def on_device(parser: argparse.ArgumentParser, asked: argparse.Namespace, settings: Settings | None) -> list[Row]:
+    if asked.names:
+        parser.error(f"--device measures a comparison of its own, without {', '.join(asked.names)}")
+    if (why := devices.missing(asked.device)) is not None:
+        parser.error(why)
+    device = torch.device(asked.device)
+    where = devices.Where(device, TYPES[asked.dtype or ("float32" if device.type == "cpu" else "bfloat16")])
+    bench = Bench(settings or (QUICK if asked.quick else Settings()))
+    out = asked.out or (None if asked.quick else RESULTS)
+    rows: list[Row] = []
+    todo = devices.cases(bench, where)
+    with progress(len(todo)) as say:
+        for case in todo:
+            say(case.label)
+            rows.append(case.measure())
+    if out is not None:
+        report.write(f"devices_{device.type}", devices.TITLE, rows, environment() | where.environment(), out)
+    print(report.table(rows))
     return rows
 
 

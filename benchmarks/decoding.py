@@ -1,4 +1,4 @@
-"""Decoding SmolLM2-135M beside `transformers.generate`: greedy, in turns, the same tokens asked of both.
+"""Decoding SmolLM2-135M beside `transformers.generate` and llama.cpp: greedy, in turns, the same tokens asked of both.
 
 The note of a row says which share of the memory's measured bandwidth a step of ours reaches: bytes of weights over its time,
 against the fastest of several sums over a tensor that no cache holds. For int8 it says what the bytes cost: the perplexity of
@@ -22,7 +22,8 @@ from regard.models import downloads as hub
 from regard.models.decode.generate import logits_of
 from regard.models.decode.prepare import Weights, prepare
 
-from .harness import Bench, Case, Reach, Row, quartiles, take_turns
+from . import llamacpp
+from .harness import UNWRITTEN, Bench, Case, Reach, Row, quartiles, take_turns
 
 TITLE = "Decoding SmolLM2-135M"
 PEER = "transformers.generate"
@@ -36,7 +37,52 @@ def cases(bench: Bench) -> list[Case]:
         Case("prefill", lambda: _row(bench, 1, bench.settings.size(512), 1, "float32", Reach(1.2, "faster"))),
         Case("float32, eight rows", lambda: _row(bench, 8, 32, n, "float32", Reach(2, "faster"))),
         Case("int8, eight rows", lambda: _row(bench, 8, 32, n, "int8", None)),
+        *(_beside_llamacpp(bench, n) if llamacpp.installed() is not None else []),
     ]
+
+
+def _beside_llamacpp(bench: Bench, new: int) -> list[Case]:
+    reach = Reach(1.0, "faster")
+    return [
+        Case("q4, one row, llama.cpp", lambda: _same_file(bench, 1, new, "q4", reach)),
+        Case("int8, one row, llama.cpp", lambda: _same_file(bench, 1, new, "int8", reach)),
+        Case("q4, eight rows, llama.cpp", lambda: _same_file(bench, llamacpp.SLOTS, new, "q4", reach)),
+        Case("int8, eight rows, llama.cpp", lambda: _same_file(bench, llamacpp.SLOTS, new, "int8", reach)),
+        Case("q4, prefill, llama.cpp", lambda: _same_file(bench, 1, 1, "q4", None, prompt=bench.settings.size(512))),
+    ]
+
+
+def _same_file(bench: Bench, rows: int, new: int, weights: Weights, reach: Reach | None, prompt: int = 32) -> Row:
+    """Ours and llama.cpp's on the same GGUF; the text of one row is that of the float32 weights on both sides."""
+    model, tokenizer, _ = _models()
+    ids = tokenizer.encode(PARAGRAPH)
+    # A place of the paragraph after which llama.cpp's rounding of activations to bytes changes no token.
+    prompts = [ids[80:112]] if rows == 1 else [ids[11 * i : 11 * i + 32] for i in range(rows)]
+    if prompt != 32:
+        prompts = [(ids * (prompt // len(ids) + 1))[:prompt]]
+
+    def ours() -> list[str]:
+        out = generate(model, prompts, Sampling(max_tokens=new, stop_ids=UNWRITTEN), weights=weights).tokens
+        assert all(len(row) == new for row in out), "a row ended early"
+        return [tokenizer.decode(row) for row in out]
+
+    def theirs() -> list[str]:
+        return llamacpp.texts(prompts, new)
+
+    note = ""
+    if rows == 1 and new >= 64:
+        exact = (generate(model, prompts, Sampling(max_tokens=new), tokenizer=tokenizer).text or [""])[0]
+        same = [text[0].strip() == exact.strip() for text in (ours(), theirs())]
+        assert same[0] or weights == "int8", "q4 writes another text than its own weights in float32"
+        note = f"text of the float32 weights: ours {'same' if same[0] else 'another'}, llama.cpp {'same' if same[1] else 'another'}; "
+    pairs = take_turns(ours, theirs, bench.settings)
+    ratios = pairs.ratios("faster")
+    low, high = quartiles(ratios)
+    step = median(pairs.ours) / new
+    what = f"{weights}, {'prefill' if new == 1 else 'one row' if rows == 1 else f'{rows} rows'}"
+    run = f"{prompt} tokens in" if new == 1 else f"{new} after {prompt}"
+    note += "" if new == 1 else _bandwidth(weights, step)
+    return Row(what, run, "llama.cpp", step, median(pairs.theirs) / new, median(ratios), low, high, reach, "faster", note=note)
 
 
 def _row(bench: Bench, batch: int, prompt: int, new: int, weights: Weights, reach: Reach | None) -> Row:
@@ -64,7 +110,7 @@ def _calls(batch: int, prompt: int, new: int, weights: Weights) -> tuple[Callabl
     mask = torch.ones_like(tokens)
 
     def ours() -> Tensor:
-        return torch.tensor(generate(model, tokens, Sampling(max_tokens=new), weights=weights).tokens)
+        return torch.tensor(generate(model, tokens, Sampling(max_tokens=new, stop_ids=UNWRITTEN), weights=weights).tokens)
 
     def theirs() -> Tensor:
         fixed: dict[str, Any] = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "eos_token_id": None}
@@ -80,7 +126,11 @@ def _models() -> tuple[Any, Any, Any]:
     hub.get("smollm2")
     transformers.logging.set_verbosity_error()
     model, tokenizer = hub.open_model("smollm2")
-    peer = transformers.AutoModelForCausalLM.from_pretrained(hub.resolve("smollm2"), dtype=torch.float32).eval()
+    # transformers reads no blocks of a GGUF as fast as that: the same weights, written out once.
+    folder = hub.place("smollm2") / "safetensors"
+    if not (folder / "config.json").is_file():
+        hub.convert(hub.resolve("smollm2"), folder)
+    peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return model, tokenizer, peer
 
 

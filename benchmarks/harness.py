@@ -28,6 +28,10 @@ Kind = Literal["times", "faster", "seconds"]
 Unit = Literal["s", "B"]
 
 
+UNWRITTEN = (3,)
+"""A token that SmolLM2 never writes (the name of a repository): rows that end there are never shorter than was asked for."""
+
+
 @dataclass(frozen=True)
 class Reach:
     """A target. `times`: ours / peer at most; `faster`: peer / ours at least; `seconds`: ours at most."""

@@ -16,7 +16,7 @@ from regard.models import Sampling, generate
 from regard.models import downloads as hub
 from regard.models.base import Model
 
-from .harness import Bench, Case, Reach, Row, quartiles, take_turns
+from .harness import UNWRITTEN, Bench, Case, Reach, Row, quartiles, take_turns
 
 TITLE = "Decoding with an identity"
 PEER = "without"
@@ -36,7 +36,7 @@ def _row(bench: Bench, new: int, parts: tuple[str, ...], reach: Reach | None) ->
     tokens = torch.randint(100, 40000, (1, 32), generator=torch.Generator().manual_seed(0))
 
     def without() -> Tensor:
-        return torch.tensor(generate(model, tokens, Sampling(max_tokens=new)).tokens)
+        return torch.tensor(generate(model, tokens, Sampling(max_tokens=new, stop_ids=UNWRITTEN)).tokens)
 
     def ours() -> Tensor:
         with living(model, who):

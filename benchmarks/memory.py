@@ -48,7 +48,7 @@ SUBJECTS = (
     Subject("hard"),
     Subject("pointer", heads=2, values=False),
     Subject("linear(map=elu)"),
-    Subject("monotonic", heads=2, length=1024),
+    Subject("monotonic"),
     Subject("hopfield(steps=3)"),
     Subject("energy", values=False),
     Subject("gd"),
@@ -126,8 +126,6 @@ def pair_bytes(length: int) -> float:
 def _note(subject: Subject) -> str:
     if subject.spec == "pointer":
         return "pointer: two heads, since its output is N × N; the output is not counted, as for all."
-    if subject.spec == "monotonic":
-        return "monotonic: two heads and short rows, since it walks row by row and takes minutes beyond."
     return ""
 
 

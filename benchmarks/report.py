@@ -81,8 +81,9 @@ def notes(rows: Sequence[Row]) -> str:
 
 
 def measured_on(where: dict[str, Any]) -> str:
+    machine = where.get("device", f"{where['cpu']}, {where['threads']} threads")
     return (
-        f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, float32, batch 1. Ours and the peer take turns in one "
+        f"{machine}, torch {where['torch']}, {where.get('dtype', 'float32')}, batch 1. Ours and the peer take turns in one "
         "process; medians of the paired ratios and their quartiles."
     )
 

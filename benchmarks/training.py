@@ -31,10 +31,10 @@ STEPS = 4
 
 def cases(bench: Bench) -> list[Case]:
     return [
-        Case("training against x-transformers", lambda: _against(bench, "x-transformers", _x_transformers(False), "gelu", Reach(1.2, "faster"))),
+        Case("training against x-transformers", lambda: _against(bench, "x-transformers", _x_transformers(False), "gelu", Reach(1.15, "faster"))),
         Case(
             "training against x-transformers, attn_flash",
-            lambda: _against(bench, "x-transformers (attn_flash)", _x_transformers(True), "gelu", Reach(1.2, "faster")),
+            lambda: _against(bench, "x-transformers (attn_flash)", _x_transformers(True), "gelu", Reach(1.15, "faster")),
         ),
         Case("training against transformers GPT-2", lambda: _against(bench, "transformers", _gpt2(), "gelu_tanh", Reach(1.1, "faster"))),
     ]  # fmt: skip

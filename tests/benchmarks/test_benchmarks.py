@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as driver
-from benchmarks import entmax, iris, memory, picks, report, trace
+from benchmarks import beside, devices, entmax, iris, memory, picks, report, trace
 from benchmarks.harness import Bench, Case, Pairs, Reach, Row, Settings, agree, quartiles, take_turns, trained
 
 TINY = Settings(repeats=2, fewest=1, seconds=0.05, shrink=32, quick=True)
@@ -136,10 +137,39 @@ def test_every_row_of_the_readme_is_measured() -> None:
     assert set(report.SHOWN) <= measured
 
 
+def test_the_comparison_of_devices_runs_on_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code that measures a GPU, on the CPU's own backends: results agree with tiles, forward and backward."""
+    monkeypatch.setattr(devices, "LENGTHS", (1024,))
+    monkeypatch.setattr(devices, "WINDOW", 9)
+    rows = driver.main(["--device", "cpu", "--out", str(tmp_path)], TINY)
+    named = {r.what.split(" (")[0] for r in rows}
+    assert named == set(devices.SPECS)
+    assert {r.peer for r in rows} == {"SDPA", "package entmax"}
+    assert {r.run for r in rows} == {"forward, N=32", "forward + backward, N=32"}
+    assert "cpu, torch" in (tmp_path / "devices_cpu.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "because"),
+    [
+        (["--device", "xpu"], "finds no xpu device here"),
+        (["--device", "abacus"], "names no device of torch"),
+        (["trace", "--device", "cpu"], "without trace"),
+        (["--dtype", "float16"], "--dtype is for --device"),
+    ],
+)
+def test_a_device_that_is_not_there_is_a_clear_error(
+    arguments: list[str], because: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        driver.main(arguments)
+    assert because in capsys.readouterr().err
+
+
 def test_every_timed_comparison_agrees_with_its_peer_on_short_rows(tmp_path: Path) -> None:
     modules = {"trace": trace, "entmax": entmax, "picks": picks}
     rows = driver.measure(Bench(TINY), modules, tmp_path)
-    assert len(rows) == 5 + 7 + 2
+    assert len(rows) == 5 + 8 + 3
     assert all(r.low is not None and r.high is not None and r.low <= r.value <= r.high for r in rows)
     assert {p.name for p in tmp_path.iterdir()} == {f"{n}.{e}" for n in modules for e in ("json", "md")}
 
@@ -178,4 +208,15 @@ def test_every_selection_has_a_row_of_memory() -> None:
 def test_an_unknown_name_says_which_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         driver.main(["speed"])
-    assert "there are trace, entmax" in capsys.readouterr().err
+    assert "there are trace, positions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", beside.ELSEWHERE)
+def test_a_neighbour_works_while_it_is_let_and_is_gone_afterwards(where: str) -> None:
+    found = beside._row(Bench(TINY), "sparsemax", where)  # pyright: ignore
+    assert found.value > 0
+    assert where in found.run
+    with beside.neighbour(beside.ELSEWHERE[where]) as other:
+        assert other.poll() is None
+        assert (os.getsid(other.pid) == os.getsid(0)) is not beside.ELSEWHERE[where]
+    assert other.poll() is not None
