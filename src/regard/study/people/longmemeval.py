@@ -134,8 +134,10 @@ def _refused(mind: Identity) -> bool:
 
 def main(path: str, start: str = "0", stop: str = "24") -> None:
     """Print one JSON line a row, a few rows at a time: another's life is that of the row before."""
+    from ..tasks.packaged import sentence_vectors
     from ..tasks.pretrained import smollm2
 
+    sentence_vectors(["."])  # an episode has a meaning only where the encoder is at hand
     examiner, rows = Examiner(*smollm2()), longmemeval(path)[int(start) : int(stop)]
     for at in range(0, len(rows), TOGETHER):
         for row in asked_rows(examiner, rows[at : at + TOGETHER]):

@@ -34,12 +34,12 @@ def opened(name: str) -> tuple[Model, Tokenizer]:
 
 @torch.no_grad()
 def sentence_vectors(sentences: Sequence[str], rows: int = 64) -> Tensor:
-    """(n, 384) unit vectors of MiniLM; sentences of similar length are read together."""
+    """(n, 384) unit vectors of MiniLM; sentences of similar length are read together, and of a long text its beginning."""
     from ...attention.allow import Padding
     from ...models import mean_pooled
 
     model, tokenizer = opened("minilm")
-    ids = [tokenizer.encode(s, framed=True) for s in sentences]
+    ids = [tokenizer.encode(s, framed=True)[: model.context] for s in sentences]
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     out = torch.zeros(len(ids), 384)
     for at in range(0, len(order), rows):
