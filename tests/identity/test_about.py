@@ -17,7 +17,7 @@ from regard.identity.body import body_of
 from regard.identity.episodes import Episode
 from regard.identity.packed import Packed
 from regard.identity.read import finding, scores
-from regard.identity.read.about import EVERYDAY, LIFE, About, wording
+from regard.identity.read.about import EVERYDAY, LIFE, LISTENER, TOLD, About, asks_listener, wording
 from regard.identity.read.finding import LifeMeanings, finder_of, meanings_within
 from regard.identity.read.index import HELD, Index, index_of
 from regard.identity.read.scores import scored
@@ -52,7 +52,8 @@ def nobody_s_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores, "encoder_name", lambda: "letters")
     monkeypatch.setattr(finding, "meanings", letters_of)
     monkeypatch.setattr(scores, "meanings", letters_of)
-    known = LifeMeanings(About.fitted(letters_of(list(LIFE)), letters_of(list(EVERYDAY))), letters_of(list(LIFE)).mean(0))
+    about, mean = About.fitted(letters_of(list(LIFE)), letters_of(list(EVERYDAY))), letters_of(list(LIFE)).mean(0)
+    known = LifeMeanings(about, mean, torch.zeros(1, 26), torch.zeros(1, 26))
     monkeypatch.setattr(scores, "life_meanings", lambda: known)
 
 
@@ -174,6 +175,55 @@ def test_of_a_long_life_only_the_fittest_are_compared_token_by_token(
     few = fit(model, me, "cat is called Mochi")
     assert compared == [4]
     assert int(few.rank.argmax()) == int(every.rank.argmax()) == 9
+
+
+# -- what is sought ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("question", "asks"),
+    [
+        ("What did you suggest for my balcony in our last conversation?", True),
+        ("Going through our earlier chat, which of the tools you listed was the third?", True),
+        ("Remind me of the opening line you wrote for me.", True),
+        ("What is my cat called?", False),
+        ("Do you remember where I live?", False),
+        ("Can you tell me when I am flying?", False),
+        ("", False),
+    ],
+)
+def test_a_question_asks_for_what_the_listener_said_or_for_what_the_asker_did(question: str, asks: bool) -> None:
+    assert (asks_listener(question) > 0.4) == asks
+    assert 0 <= asks_listener(question) <= 1
+
+
+def test_what_the_listener_said_comes_first_only_where_it_is_asked_for(nobody_s_encoder: None, model: Model) -> None:
+    me = told(model, says("The oak shelf is by the door.", "I recommend the oak shelf by the door."))
+    assert [e.role for e in me.episodes] == ["user", "assistant"]
+    own, theirs = (int(fit(model, me, q).rank.argmax()) for q in ("Where is my oak shelf?", LISTENER[0]))
+    assert (own, theirs) == (0, 1)
+
+
+def test_what_is_sought_leans_to_how_the_most_alike_question_is_told() -> None:
+    axes = torch.eye(4)
+    known = LifeMeanings(About.fitted(axes[:1], axes[1:2]), torch.zeros(4), axes[:2], axes[2:])
+    assert torch.allclose(known.sought(axes[0]), axes[0] + finding.TOLD_SHARE * axes[2], atol=1e-5)
+    assert torch.allclose(known.sought(axes[1]), axes[1] + finding.TOLD_SHARE * axes[3], atol=1e-5)
+    between = known.sought((axes[0] + axes[1]) / 2)
+    assert torch.allclose(between[2:], torch.full((2,), finding.TOLD_SHARE / 2), atol=1e-5)
+
+
+def test_no_sentence_of_the_lists_is_one_of_the_people_it_is_judged_on() -> None:
+    listed = {line.lower().strip(" .?!") for some in TOLD for part in some for line in part} | {
+        q.lower().strip(" .?!") for q in LISTENER
+    }
+    for pool in POOLS:
+        book = phrasebook(pool)
+        said = {line for subject in book.subjects.values() for tell in subject.tells for line in tell[1:]}
+        asked = {q for subject in book.subjects.values() for q in subject.questions}
+        shared = listed & {line.lower().strip(" .?!>") for line in said | asked}
+        # Some questions can hardly be asked otherwise.
+        assert all(len(line.split()) <= 6 for line in shared), (pool, shared)
 
 
 # -- meanings ------------------------------------------------------------------------------------------------------------------

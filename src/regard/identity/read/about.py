@@ -3,6 +3,7 @@
     about(x) = w·(x − μ)/s      w = argmin Σ (w·(xᵢ − μ)/s − yᵢ)² + |w|²,  yᵢ = 1 for a question about one's life, −1 for an everyday one
 
     wording(q) = ⅕ Σ over the words of q: log of how much more often the first list has the word than the second, each list with half a question more
+    asks_listener(q) = the sum of two other lists, from 5 to 8 as a number from 0 to 1: does it ask for what the listener said?
 
 x is the mean of a question's keys (`finding`), or its meaning; μ is the mean of both lists' means, s the root mean square of |xᵢ − μ|. So
 nothing here is a constant of one base: another model makes its own w from the same lists (`questions.json`), without a gradient.
@@ -17,7 +18,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -32,6 +33,10 @@ LIFE: tuple[str, ...] = tuple(_LISTS["life"])
 """Ask for something that the asker may have told."""
 EVERYDAY: tuple[str, ...] = tuple(_LISTS["everyday"])
 """Ask for nothing that anybody told: the world, small tasks, greetings, requests to a device or a bank."""
+LISTENER: tuple[str, ...] = tuple(_LISTS["listener"])
+"""Ask for what the listener said: a recommendation, a list, an explanation."""
+TOLD: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = tuple((tuple(q), tuple(s)) for q, s in _LISTS["told"])
+"""Questions about one thing, and how people tell it: "occupation" is not like "ten years as a dental hygienist", and means it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +63,20 @@ class About:
 
 def wording(question: str) -> float:
     """How much the words of a question are those of the first list: "my" and "I" say it in any grammar."""
-    odds = _odds()
-    return sum(odds.get(word, 0.0) for word in _words(question)) / 5
+    return _said(question, _odds(LIFE, EVERYDAY)) / 5
+
+
+def asks_listener(question: str) -> float:
+    """1 where a question asks for what the listener said, 0 where for what the asker did. "You", "your list", "our chat" say it.
+
+    Of 33 questions of LongMemEval about what the assistant had said 97% are above 0, and 3% of the others.
+    """
+    own = tuple(q for q in LIFE if q not in LISTENER)
+    return min(max(_said(question, _odds(LISTENER, own)) - 5, 0.0) / 3, 1.0)
+
+
+def _said(question: str, odds: Mapping[str, float]) -> float:
+    return sum(odds.get(word, 0.0) for word in _words(question))
 
 
 def _words(text: str) -> list[str]:
@@ -68,11 +85,12 @@ def _words(text: str) -> list[str]:
 
 
 @cache
-def _odds() -> dict[str, float]:
-    life, everyday = _counted(LIFE), _counted(EVERYDAY)
+def _odds(first: tuple[str, ...], second: tuple[str, ...]) -> dict[str, float]:
+    """Of each word, the log of how much more often questions of the first list have it."""
+    one, other = _counted(first), _counted(second)
     return {
-        word: math.log((life[word] + 0.5) / (len(LIFE) + 1)) - math.log((everyday[word] + 0.5) / (len(EVERYDAY) + 1))
-        for word in sorted(life | everyday)
+        word: math.log((one[word] + 0.5) / (len(first) + 1)) - math.log((other[word] + 0.5) / (len(second) + 1))
+        for word in sorted(one | other)
     }
 
 
@@ -80,4 +98,4 @@ def _counted(questions: Sequence[str]) -> Counter[str]:
     return Counter(word for q in questions for word in _words(q))
 
 
-__all__ = ["EVERYDAY", "LIFE", "About", "wording"]
+__all__ = ["EVERYDAY", "LIFE", "LISTENER", "TOLD", "About", "asks_listener", "wording"]

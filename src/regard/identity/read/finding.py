@@ -28,7 +28,7 @@ from ...models.subwords import TokenizerError
 from ...models.tokenizer import Tokenizer
 from ..sleep.texts import NEUTRAL
 from ..speech import SENTENCE
-from .about import EVERYDAY, LIFE, About
+from .about import EVERYDAY, LIFE, TOLD, About
 from .frame import Frame
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ AT_ONCE = 16
 """Texts that the encoder reads at once at most."""
 PARTS, WORDS = 15, 2
 """Sentences and clauses of an episode that have a meaning of their own at most, and words of such a one at least."""
+TOLD_SHARE, TOLD_SPREAD = 0.8, 0.03
+"""What the way in which such things are told counts beside the question itself, and the cosine by which a likelier question counts e times more.
+
+The right turn among the first three, pools train / choose, on which this was chosen: 94 / 97% without, 99 / 99% with it; test, final, fresh: 90, 92,
+88% without, 91, 89, 94% with it."""
 CLAUSE = re.compile(r"[,;:](?=\s)|[()–—\n]|[.!?…]+(?=\s|$)")
 """What ends a clause."""
 PLAIN = (
@@ -257,6 +262,14 @@ class LifeMeanings:
     about: About
     mean: Float[Tensor, " E"]
     """Of such questions: what all of them have in common says nothing of which episode is asked for."""
+    asked: Float[Tensor, "n E"]
+    """Questions about one thing or another, and"""
+    told: Float[Tensor, "n E"]
+    """what is told of it, the mean of a few statements."""
+
+    def sought(self, question: Float[Tensor, " E"]) -> Float[Tensor, " E"]:
+        """What a question is about, and, of the questions most like it, how that is told."""
+        return question - self.mean + TOLD_SHARE * ((self.asked @ question / TOLD_SPREAD).softmax(0) @ self.told)
 
 
 def life_meanings() -> LifeMeanings | None:
@@ -269,7 +282,15 @@ def _life_meanings(encoder: str) -> LifeMeanings:
     life, everyday = meanings(LIFE), meanings(EVERYDAY)
     assert life is not None
     assert everyday is not None
-    return LifeMeanings(About.fitted(life, everyday), life.mean(0))
+    return LifeMeanings(About.fitted(life, everyday), life.mean(0), *_told_meanings())
+
+
+def _told_meanings() -> tuple[Float[Tensor, "n E"], Float[Tensor, "n E"]]:
+    asked, told = meanings([q for some, _ in TOLD for q in some]), meanings([said for _, some in TOLD for said in some])
+    assert asked is not None
+    assert told is not None
+    means = torch.stack([part.mean(0) for part in told.split([len(said) for _, said in TOLD])])
+    return asked, means.repeat_interleave(torch.tensor([len(some) for some, _ in TOLD]), 0)
 
 
 __all__ = [

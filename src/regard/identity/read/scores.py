@@ -1,7 +1,7 @@
 """How the episodes of a life fit a question: in which order they come, and whether any of them is asked for at all.
 
     rank       = 1½ z(alike) + ¼ z(near) + 0.15 z(words in common) + 0.3 z(alike of what follows) + ¼ age
-                 + log(length/16) where it is shorter − 2½ if somebody else said it − ½ if it asks
+                 + log(length/16) where it is shorter − 2½ if somebody else said it − ½ if it asks; alike counts how such things are told (`sought`)
     coherence  = log-odds that the question asks for something of this life, and for this: a logistic regression on
                  about      is it about the asker's life? by keys, by meaning and by its words (`about`)
                  alike      the cosine of meanings, less what all questions about a life have in common
@@ -25,8 +25,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..episodes import Episode
-from .about import wording
-from .finding import Finder, LifeMeanings, encoder_name, life_meanings, meanings
+from .about import asks_listener, wording
+from .finding import Finder, encoder_name, life_meanings, meanings
 from .index import Index, index_of
 
 MEANING, NEAR, COMMON, FOLLOWING = 1.5, 0.25, 0.15, 0.3
@@ -40,7 +40,7 @@ FIRST = 8
 YOUNGER = 0.25
 """What it is worth in rank to be the youngest of a life rather than the oldest."""
 OTHERS = -2.5
-"""What it costs in rank that somebody else said it."""
+"""What it costs in rank that somebody else said it, where the question does not ask for what the listener said (`asks_listener`)."""
 DISPLACED = 0.5
 """Cosine of what two of those that come to mind say about the question, above which the older one stays away: the younger corrects it."""
 ASKS = -0.5
@@ -112,16 +112,22 @@ def scored(finder: Finder, episodes: Sequence[Episode], asked: Sequence[int], te
     known = life_meanings() if name and index.encoders() == {name} else None
     meaning = None if known is None else meanings([text])
     count = len(index.units)
-    rank = OTHERS * index.others + ASKS * index.asks + index.room + YOUNGER * torch.linspace(0, 1, count)
+    rank = (
+        OTHERS * (1 - asks_listener(text)) * index.others
+        + ASKS * index.asks
+        + index.room
+        + YOUNGER * torch.linspace(0, 1, count)
+    )
     common, (keys, about) = _z(_best(_common(counts, index), index)), finder.question(asked)
     if known is None or meaning is None:
         weights, meant, alike = WEIGHTS[False], 0.0, torch.zeros(count)
         rank, most = rank + common, BY_KEYS
         fits = rank + (_z(_best(index.pooled @ keys.mean(0), index)) if count > most else 0.0)
     else:
-        weights, meant, alike = WEIGHTS[True], known.about(meaning[0]), _likeness(meaning[0], known, index)
-        following = torch.where(index.goes_on, alike.roll(-1), alike.mean())
-        rank = rank + MEANING * _z(alike) + COMMON * common + FOLLOWING * _z(following)
+        weights, meant, alike = WEIGHTS[True], known.about(meaning[0]), _likeness(meaning[0] - known.mean, index)
+        sought = _likeness(known.sought(meaning[0]), index)
+        following = torch.where(index.goes_on, sought.roll(-1), sought.mean())
+        rank = rank + MEANING * _z(sought) + COMMON * common + FOLLOWING * _z(following)
         fits, most = rank, CANDIDATES
     near, above = _by_keys(keys, index, fits.topk(min(count, most)).indices.sort().values.tolist())
     rank = rank + (1.0 if known is None else NEAR) * near
@@ -169,9 +175,9 @@ def _best(x: Float[Tensor, " E"], index: Index) -> Float[Tensor, " U"]:
     return torch.maximum(x[index.first], x[index.last])
 
 
-def _likeness(meaning: Float[Tensor, " W"], known: LifeMeanings, index: Index) -> Float[Tensor, " U"]:
-    """Of a question's meaning, less that of any question about a life, to what was said. An answer means what it does with its question."""
-    counts, asked = index.meaning_counts, meaning - known.mean
+def _likeness(asked: Float[Tensor, " W"], index: Index) -> Float[Tensor, " U"]:
+    """Of what is asked for to what was said. An answer means what it does with its question."""
+    counts = index.meaning_counts
     cosines, together = index.meanings @ asked, index.together @ asked
     owner = torch.arange(len(counts)).repeat_interleave(counts)
     best = torch.full((len(counts),), -1.0).scatter_reduce(0, owner, cosines, "amax")
