@@ -29,7 +29,7 @@ def test_every_number_is_within_half_a_step_of_what_it_was(
 ) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype) * scale
     kept = Bytes.of(x)
-    back = kept.numbers(shape[2], dtype)
+    back = kept.numbers(dtype)
     assert back.shape == x.shape
     assert back.dtype == dtype
     for start in range(0, shape[3], GROUP):
@@ -42,7 +42,7 @@ def test_every_number_is_within_half_a_step_of_what_it_was(
 def test_what_is_not_finite_comes_out_as_nan_in_its_group_alone() -> None:
     x = torch.ones(1, 1, 2, 2 * GROUP)
     x[0, 0, 0, 3], x[0, 0, 1, GROUP] = float("inf"), float("nan")
-    back = Bytes.of(x).numbers(2, torch.float32)
+    back = Bytes.of(x).numbers(torch.float32)
     assert back.isnan().view(2, 2, GROUP).all(-1).tolist() == [[True, False], [False, True]]
     torch.testing.assert_close(back[0, 0, 0, GROUP:], torch.ones(GROUP), rtol=1e-2, atol=0)
 
@@ -94,11 +94,11 @@ def test_two_ways_on_from_one_cache_do_not_meet() -> None:
     one, other = begun.grown(y, y), begun.grown(z, z)
     assert len(one) == len(other) == 5
     assert torch.equal(one.keys()[:, :, :3], other.keys()[:, :, :3])
-    assert torch.equal(one.values()[:, :, 3:], Bytes.of(y).numbers(2, torch.float32))
-    assert torch.equal(other.keys()[:, :, 3:], Bytes.of(z).numbers(2, torch.float32))
+    assert torch.equal(one.values()[:, :, 3:], Bytes.of(y).numbers(torch.float32))
+    assert torch.equal(other.keys()[:, :, 3:], Bytes.of(z).numbers(torch.float32))
     short = one.shortened(4)
     assert short is not None
-    assert torch.equal(short.grown(z, z).keys()[:, :, 4:], Bytes.of(z).numbers(2, torch.float32))
+    assert torch.equal(short.grown(z, z).keys()[:, :, 4:], Bytes.of(z).numbers(torch.float32))
     with pytest.raises(StateError, match="is to grow by"):
         begun.grown(y[..., :8], y[..., :8])
 

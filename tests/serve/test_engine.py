@@ -70,9 +70,17 @@ def people(model: Model) -> dict[str, Identity | None]:
     }
 
 
-def alone(model: Model, job: Job, weights: str = "float32") -> Generated:
+def alone(model: Model, job: Job, weights: str = "float32", cache: str = "float32") -> Generated:
     who: Any = "here" if job.identity is None else job.identity
-    return generate(model, list(job.prompt), job.sampling, identity=who, tokenizer=lives.letters(), weights=cast(Any, weights))
+    return generate(
+        model,
+        list(job.prompt),
+        job.sampling,
+        identity=who,
+        tokenizer=lives.letters(),
+        weights=cast(Any, weights),
+        cache=cast(Any, cache),
+    )
 
 
 def same(pieces: list[Piece], expected: Generated) -> bool:
@@ -123,13 +131,13 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 
 
-@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize(("weights", "cache"), [("float32", "float32"), ("int8", "float32"), ("float32", "int8"), ("q4", "int8")])
 @pytest.mark.parametrize("name", MODELS)
-def test_jobs_that_come_at_random_get_the_tokens_they_would_get_alone(name: str, weights: Any) -> None:
+def test_jobs_that_come_at_random_get_the_tokens_they_would_get_alone(name: str, weights: Any, cache: Any) -> None:
     model = MODELS[name]()
     jobs = jobs_of(sum(map(ord, name)), people(model), 40)
     draw = random.Random(0)
-    with running(model, weights=weights, rows=5) as engine:
+    with running(model, weights=weights, cache=cache, rows=5) as engine:
         runs: list[PlainRun] = []
         for job in jobs:
             runs.append(engine.submit(job))
@@ -137,7 +145,9 @@ def test_jobs_that_come_at_random_get_the_tokens_they_would_get_alone(name: str,
                 time.sleep(draw.random() * 0.02)
         given = [written(run) for run in runs]
     assert [
-        i for i, (job, pieces) in enumerate(zip(jobs, given, strict=True)) if not same(pieces, alone(model, job, weights))
+        i
+        for i, (job, pieces) in enumerate(zip(jobs, given, strict=True))
+        if not same(pieces, alone(model, job, weights, cache))
     ] == []
 
 
@@ -523,11 +533,12 @@ def test_mechanism_without_a_fast_way_is_decoded_as_it_would_be_alone() -> None:
                 assert same(written(run), alone(model, job))
 
 
-def test_rows_are_written_without_compiled_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cache", ["float32", "int8"])
+def test_rows_are_written_without_compiled_products_too(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "library", lambda: None)
     model = lives.speaking()
     jobs = jobs_of(11, people(model), 12)
-    with running(model, rows=4) as engine:
+    with running(model, cache=cache, rows=4) as engine:
         assert engine.rows.reason
         runs = [engine.submit(job) for job in jobs]
-        assert all(same(written(run), alone(model, job)) for job, run in zip(jobs, runs, strict=True))
+        assert all(same(written(run), alone(model, job, cache=cache)) for job, run in zip(jobs, runs, strict=True))

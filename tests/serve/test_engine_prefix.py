@@ -15,6 +15,7 @@ from test_engine import ByHand, alone, people, same, written
 from regard import StateError
 from regard.identity.body import base_of
 from regard.models import Sampling
+from regard.models.decode.int8_cache import Bytes
 from regard.models.decode.prepare import prepare
 from regard.models.decode.rows import OneByOne, Part, Together
 from regard.serve.contract import Job
@@ -31,11 +32,11 @@ def ran(engine: ByHand, job: Job) -> tuple[list[Any], int]:
     return written(run), run.cached_tokens
 
 
-@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize(("weights", "cache"), [("float32", "float32"), ("int8", "float32"), ("float32", "int8")])
 @pytest.mark.parametrize("who", ["", "all", "recollection", "plain imprints"])
-def test_warm_prompt_says_what_a_cold_one_says(who: str, weights: Any) -> None:
+def test_warm_prompt_says_what_a_cold_one_says(who: str, weights: Any, cache: Any) -> None:
     model = lives.speaking()
-    engine = ByHand(model, lives.letters(), weights=weights)
+    engine = ByHand(model, lives.letters(), weights=weights, cache=cache)
     assert isinstance(engine.rows, Together)
     sampling = Sampling(max_tokens=9, logprobs=2, temperature=0.8, seed=4)
     first = Job(PROMPT, sampling, people(model)[who], "v1")
@@ -49,8 +50,38 @@ def test_warm_prompt_says_what_a_cold_one_says(who: str, weights: Any) -> None:
     ):
         pieces, found = ran(engine, job)
         assert found == cached
-        assert same(pieces, alone(model, job, weights))
+        assert same(pieces, alone(model, job, weights, cache))
     assert engine.stats().cache_hits == 4
+
+
+def test_bytes_of_prompts_take_a_third_of_the_room_of_their_numbers() -> None:
+    model = lives.speaking()
+    kept: list[int] = []
+    for cache in ("float32", "int8"):
+        engine = ByHand(model, lives.letters(), cache=cache)  # pyright: ignore[reportArgumentType]
+        ran(engine, Job(PROMPT, Sampling(max_tokens=1)))
+        kept.append(engine.stats().cache_bytes)
+    # Beside keys and values, tokens and logits are kept either way.
+    assert kept[1] < kept[0] * 0.6
+
+
+@pytest.mark.parametrize("kind", [OneByOne, Together])
+@torch.inference_mode()
+def test_bytes_are_copied_and_restored_as_they_are(kind: Any) -> None:
+    """Not as numbers: those that were rounded once round to others again."""
+    model = lives.speaking()
+    rows = kind(prepare(model), cache="int8")
+    overrides = overrides_of(model, Job(PROMPT, identity=people(model)["all"]))[0]
+    first, second = (rows.open(overrides, 90) for _ in range(2))
+    for _ in rows.read(first, PROMPT):
+        pass
+    rows.restore(second, [rows.copy(first, 0, 32), rows.copy(first, 32, 70)], 70)
+    for a, b in zip(rows.copy(first, 0, 70), rows.copy(second, 0, 70), strict=True):
+        for mine, theirs in ((a.k, b.k), (a.v, b.v)):
+            assert isinstance(mine, Bytes)
+            assert torch.equal(mine.q, theirs.q)
+            assert torch.equal(mine.scale, theirs.scale)
+    assert torch.equal(rows.step([first], [5])[0], rows.step([second], [5])[0])
 
 
 def test_next_turn_finds_the_answer_of_the_last_one_too() -> None:
@@ -98,10 +129,11 @@ def goes_on(rows: Any, row: Any, parts: Any) -> None:
         pass
 
 
+@pytest.mark.parametrize("cache", ["float32", "int8"])
 @pytest.mark.parametrize("kind", [OneByOne, Together])
-def test_keys_of_another_are_refused_even_by_hand(kind: Any) -> None:
+def test_keys_of_another_are_refused_even_by_hand(kind: Any, cache: Any) -> None:
     model = lives.speaking()
-    rows = kind(prepare(model))
+    rows = kind(prepare(model), cache=cache)
     mara, tom = (lives.someone(base_of(model), seed) for seed in (1, 2))
     read: dict[str, Any] = {}
     for name, who in (("mara", mara), ("tom", tom), ("", None)):

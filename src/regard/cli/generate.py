@@ -12,7 +12,7 @@ import typer
 from .console import fail, progress, verb, watched
 
 if TYPE_CHECKING:
-    from ..models.decode.generate import Generated
+    from ..models.decode.generate import CacheKind, Generated
     from ..models.decode.prepare import Weights
     from ..models.decode.stream import Token
 
@@ -33,6 +33,7 @@ SpeculateOption = Annotated[
         max=256,
     ),
 ]
+CacheOption = Annotated[str, typer.Option(help="float32, or int8: keys and values in a quarter of the room")]
 
 
 @verb
@@ -59,7 +60,7 @@ def generate(
         str, typer.Option(help="float32; int8 or q4 (blocks of a GGUF file): faster, a little less exact")
     ] = "float32",
     speculate: SpeculateOption = None,
-    cache: Annotated[str, typer.Option(help="float32, or int8: keys and values in a quarter of the room")] = "float32",
+    cache: CacheOption = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of a stream of text")] = False,
 ) -> None:
     """Continue a text.
@@ -77,9 +78,7 @@ def generate(
         fail("--system says who answers a message: add --chat")
     if not -(1 << 63) <= seed < 1 << 63:
         fail(f"--seed {str(seed)[:40]}: it is a number of at most 63 bits")
-    text, exact = _read(prompt), parse_weights(weights)
-    if cache not in ("float32", "int8"):
-        fail(f"--cache {cache}: choose float32 or int8")
+    text, exact, kept = _read(prompt), parse_weights(weights), parse_cache(cache)
     changes = {} if attention is None else {"attention": attention}
     with progress() as tell:
         # Before torch is imported, which takes seconds where it was not used for a while.
@@ -114,11 +113,17 @@ def generate(
         on_token=None if as_json else _show,
         weights=exact,
         speculate=speculate,
-        cache=cache,
+        cache=kept,
     )
     _report(out, time.perf_counter() - started, as_json)
     if out.finish[0] == "interrupted":
         raise typer.Exit(130)
+
+
+def parse_cache(text: str) -> CacheKind:
+    if text not in ("float32", "int8"):
+        fail(f"--cache {text}: choose float32 or int8")
+    return text
 
 
 def parse_weights(text: str) -> Weights:

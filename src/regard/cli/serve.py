@@ -11,7 +11,7 @@ import typer
 from ..identity.wording import clean
 from .arguments import BlobsOption, JsonOption, ModelOption, StoreOption
 from .console import fail, progress, table, verb
-from .generate import DEFAULT, parse_weights
+from .generate import DEFAULT, CacheOption, parse_cache, parse_weights
 
 if TYPE_CHECKING:
     from ..serve.settings import Settings
@@ -47,6 +47,7 @@ def serve(
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
     weights: WeightsOption = "float32",
+    cache: CacheOption = "float32",
     rows: RowsOption = 8,
     queue: QueueOption = 64,
     engine: EngineOption = "batch",
@@ -65,7 +66,7 @@ def serve(
 
     \b
     regard serve
-    regard serve --weights int8 --port 9000
+    regard serve --weights int8 --cache int8 --port 9000
     regard serve key new phone --scope write --own mara
     regard serve --host 0.0.0.0 --allow-host models.example.org
     regard serve --engine ray --replicas 4 --store postgresql://regard@db/people --blobs s3://bucket/people
@@ -74,7 +75,7 @@ def serve(
     """
     if context.invoked_subcommand is not None:
         return
-    settings = _settings(host, port, weights, rows, queue, engine, cors, allow_host, deadline)
+    settings = _settings(host, port, weights, cache, rows, queue, engine, cors, allow_host, deadline)
     if engine == "ray":
         _on_ray(model, store, blobs, settings, keys, replicas)
     else:
@@ -88,6 +89,7 @@ def studio(
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
     weights: WeightsOption = "float32",
+    cache: CacheOption = "float32",
     engine: EngineOption = "batch",
     blobs: BlobsOption = None,
     keys: KeysOption = None,
@@ -99,12 +101,13 @@ def studio(
     regard studio
     regard studio --no-open --port 9000
     """
-    settings = _settings(host, port, weights, 8, 64, engine, None, None, 300.0)
+    settings = _settings(host, port, weights, cache, 8, 64, engine, None, None, 300.0)
     _run(model, store, settings, keys, True, page=not no_open, blobs=blobs)
 
 
 def _settings(
-    host: str, port: int, weights: str, rows: int, queue: int, engine: str, cors: list[str] | None, hosts: list[str] | None, deadline: float
+    host: str, port: int, weights: str, cache: str, rows: int, queue: int, engine: str, cors: list[str] | None,
+    hosts: list[str] | None, deadline: float,
 ) -> Settings:  # fmt: skip
     from ..serve.settings import Settings
 
@@ -112,7 +115,8 @@ def _settings(
     if engine not in names:
         fail(f"--engine {clean(engine)}: there are {', '.join(names)}")
     return Settings(
-        host=host, port=port, weights=parse_weights(weights), rows=rows, queue=queue, engine=engine,  # pyright: ignore[reportArgumentType]
+        host=host, port=port, weights=parse_weights(weights), cache=parse_cache(cache), rows=rows, queue=queue,
+        engine=engine,  # pyright: ignore[reportArgumentType]
         cors=tuple(cors or ()), hosts=tuple(hosts or ()), deadline=deadline, warm=True,
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ import torch
 
 from ..errors import ShapeError, SpecError
 from ..models.base import Model
-from ..models.decode.generate import expect_decoder, prompt_rows
+from ..models.decode.generate import CacheKind, expect_decoder, prompt_rows
 from ..models.decode.prepare import Weights, prepare
 from ..models.decode.rows import Rows, rows_of
 from ..models.decode.sampling import is_whole
@@ -50,19 +50,21 @@ class Engine:
         tokenizer: Speaks | None,
         *,
         weights: Weights = "float32",
+        cache: CacheKind = "float32",
         rows: int = 8,
         queue: int = 64,
         cache_bytes: int = 256 << 20,
     ) -> None:
-        """At most `rows` jobs run and `queue` wait; `cache_bytes` of keys and values are kept of prompts, 0 for none."""
+        """At most `rows` jobs run and `queue` wait; `cache` is how keys and values are kept, `cache_bytes` of them of prompts, 0 for none."""
         expect_decoder(model)
         for name, n, least in (("rows", rows, 1), ("queue", queue, 0), ("cache_bytes", cache_bytes, 0)):
             if not is_whole(n) or n < least:
                 raise SpecError(f"{name}={n!r}: it must be a whole number of at least {least}")
         self.model, self.tokenizer = model.eval(), tokenizer
         self.weights: Weights = weights
+        self.cache: CacheKind = cache
         self.most_rows, self.most_waiting = rows, queue
-        self.rows: Rows[Any] = rows_of(prepare(model, weights))
+        self.rows: Rows[Any] = rows_of(prepare(model, weights), cache)
         self.prefixes = PrefixCache(cache_bytes, self.rows.grain)
         self._changed = threading.Condition()
         self._waiting: deque[PlainRun] = deque()

@@ -19,8 +19,7 @@ from ..errors import NumericsError, ShapeError
 from ..identity.read.body import OwnBody
 from ..identity.speaking import read_by
 from ..models.base import Model
-from ..models.decode.cache import static_caches
-from ..models.decode.generate import PREFILL, expect_decoder, prompt_rows
+from ..models.decode.generate import PREFILL, CacheKind, caches_of, expect_decoder, prompt_rows
 from ..models.decode.prepare import Weights, prepare
 from ..models.decode.sampling import Drawer
 from ..models.decode.stream import Stream, Token
@@ -95,8 +94,11 @@ def _raised(piece: Piece | BaseException) -> Piece:
 
 
 class PlainEngine:
-    def __init__(self, model: Model, tokenizer: Tokenizer, *, weights: Weights = "float32", queue: int = 64) -> None:
+    def __init__(
+        self, model: Model, tokenizer: Tokenizer, *, weights: Weights = "float32", cache: CacheKind = "float32", queue: int = 64
+    ) -> None:
         expect_decoder(model)
+        self._rooms = caches_of(cache)
         self.model, self.tokenizer, self.most = model, tokenizer, queue
         self.weights: Weights = weights
         self._waiting: _Jobs = _jobs()
@@ -181,7 +183,7 @@ class PlainEngine:
         told: list[Token] = []
         stream = Stream(0, prompt, job.sampling, self.tokenizer, told.append, model.generation_info.eos_ids)
         draw = Drawer(job.sampling, [prompt], model.config.vocabulary, [0], stream.stop_ids)
-        caches = static_caches(decoder.depth, len(prompt) + job.sampling.max_tokens)
+        caches = self._rooms(decoder.depth, len(prompt) + job.sampling.max_tokens)
         scores: list[Score] | None = [Score(prompt[0], None)] if job.prompt_logprobs is not None else None
         device = next(model.parameters()).device
         start, chunk = 0, prompt[:PREFILL]

@@ -64,8 +64,10 @@ def make_engine(model: Model, tokenizer: Tokenizer, s: Settings) -> EngineLike:
     if s.engine == "ray":
         raise SpecError("engine='ray' deploys this application on a cluster, and is not one engine in one process")
     if s.engine == "plain":
-        return PlainEngine(model, tokenizer, weights=s.weights, queue=s.queue)
-    return Engine(model, tokenizer, weights=s.weights, rows=s.rows, queue=s.queue, cache_bytes=s.cache_bytes)
+        return PlainEngine(model, tokenizer, weights=s.weights, cache=s.cache, queue=s.queue)
+    return Engine(
+        model, tokenizer, weights=s.weights, cache=s.cache, rows=s.rows, queue=s.queue, cache_bytes=s.cache_bytes
+    )
 
 
 def expect_keys(settings: Settings, keys: Keys) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..errors import SpecError
 from ..identity.penalty import REPETITION_PENALTY
+from ..models.decode.generate import CacheKind, caches_of
 from ..models.decode.prepare import Weights
 
 EngineName = Literal["plain", "batch", "ray"]
@@ -19,6 +20,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     weights: Weights = "float32"
+    cache: CacheKind = "float32"
+    """How keys and values are kept, of those who are answered and of prompts."""
     engine: EngineName = "batch"
     rows: int = 8
     """Jobs that are written at the same time."""
@@ -55,6 +58,7 @@ class Settings:
     """Whether what the first turn with a person needs is made while the server starts."""
 
     def __post_init__(self) -> None:
+        caches_of(self.cache)
         for name in (
             "rows", "queue", "cache_bytes", "body_bytes", "upload_bytes", "messages", "prompts", "choices", "max_tokens",
             "deadline", "identities", "responses",

@@ -1,6 +1,6 @@
 """The caches of all layers of a step, as one call of C reads them.
 
-Each layer's cache is a room whose filled part grows (`StaticCache`). Where a step goes on from the caches that the last one gave, only
+Each layer's cache is a room whose filled part grows (`StaticCache`, of numbers or of bytes). Where a step goes on from the caches that the last one gave, only
 their lengths are others, so what C is told about them is kept: a board.
 """
 
@@ -36,7 +36,7 @@ class Board:
 
     def is_of(self, caches: Sequence[Cache], reads: Sequence[RowRead | None]) -> bool:
         for cache, room, mine, read in zip(caches, self.rooms, self.reads, reads, strict=True):
-            if type(cache) is not StaticCache or cache.taken is not room or mine is not read:
+            if not isinstance(cache, StaticCache) or cache.taken is not room or mine is not read:
                 return False
         return True
 
@@ -92,7 +92,7 @@ def _made(
             turned.append((layer, read))
         turns.append(kinds[key])
     texts = [
-        [layer.text(k, v, read) for k, v in zip(cast(Tensor, cache.k), cast(Tensor, cache.v), strict=True)]
+        [layer.text(*cache.row(i), read) for i in range(B)]
         for layer, cache, read in zip(layers, grown, reads, strict=True)
     ]
     return Board(native.Texts(texts, turns), reads, turned, tuple(grown), [c.taken for c in grown])

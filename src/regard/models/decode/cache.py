@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -41,6 +41,18 @@ class StaticCache(Cache):
     def values(self) -> Tensor:
         assert self.v is not None
         return self.v.narrow(2, 0, self.length)
+
+    def row(self, i: int) -> tuple[Any, Any]:
+        """The rooms (G, capacity, width) of one row: tensors, or `Bytes`."""
+        assert self.k is not None
+        assert self.v is not None
+        return self.k[i], self.v[i]
+
+    def part(self, start: int, stop: int) -> tuple[Any, Any]:
+        """Copies of places start..stop, with which another cache may be `grown`."""
+        assert self.k is not None
+        assert self.v is not None
+        return self.k[:, :, start:stop].clone(), self.v[:, :, start:stop].clone()
 
     def grown(self, k: Tensor, v: Tensor) -> StaticCache:
         if self.written:

@@ -31,7 +31,7 @@ from ..base import Model, States
 from ..tokens import has_ids
 from . import native
 from .cache import StaticCache, static_caches
-from .int8_cache import STEPWISE, Int8Cache, int8_caches
+from .int8_cache import STEPWISE, int8_caches
 from .prepare import Decoder, Weights, prepare
 from .sampling import Drawer, Sampling, is_whole
 from .speculate import Drafts, Speculate, Speculation, speculation
@@ -309,10 +309,10 @@ def _run(
         new = chosen.to(device).unsqueeze(-1)
         if right < len(guessed):
             kept = count + pending.shape[1] + right
-            shorter = [c.shortened(kept) if isinstance(c, StaticCache | Int8Cache) else None for c in caches]
+            shorter = [c.shortened(kept) if isinstance(c, StaticCache) else None for c in caches]
             if None in shorter:
                 # A carry has taken in what was wrong: what was right is read again, with what was drawn after it.
-                caches = tuple(c.reopened() if isinstance(c, StaticCache | Int8Cache) else c for c in before)
+                caches = tuple(c.reopened() if isinstance(c, StaticCache) else c for c in before)
                 pending = torch.cat([chunk[:, : pending.shape[1] + right], new], dim=1)
                 continue
             caches = cast(Caches, tuple(shorter))

@@ -78,12 +78,26 @@ void act(const float *x, float *y, int64_t rows, int64_t hidden, int gated, int 
 // One text and its new tokens, as one layer meets them. Its keys and values lie as (G, capacity, W); `length` places are taken.
 typedef struct {
     const float *left, *signs, *bias; /* (G, R, D), (R), (G, D): what an identity adds to scores; NULL where it adds nothing */
-    float *k, *v;
+    void *k, *v; /* floats, or bytes where they have scales */
     int64_t first, tokens; /* which tokens of the call are this text's */
     int64_t length, capacity;
     int64_t lead, head; /* slots before the first token, which the first `head` tokens do not meet */
     int64_t R, W;       /* W > D where there are columns of an identity's */
+    uint16_t *k_scales, *v_scales; /* (G, capacity, groups of W): k and v are bytes; NULL where they are floats */
 } Text;
+
+// Keys or values of one head of a text, place by place.
+typedef struct {
+    const void *x;
+    const uint16_t *scales;
+    int64_t W, groups;
+} Kept;
+
+static Kept kept_of(const Text *t, const void *x, const uint16_t *scales, int64_t g) {
+    int64_t groups = groups_of(t->W), first = g * t->capacity;
+    if (!scales) return (Kept){(const float *)x + first * t->W, NULL, t->W, groups};
+    return (Kept){(const int8_t *)x + first * t->W, scales + first * groups, t->W, groups};
+}
 
 typedef struct {
     int64_t stride, H, G, D, pairs;
@@ -141,12 +155,20 @@ static float softened(float *s, int64_t count, float scale) {
     return 1.0f / sum8(total);
 }
 
-// Sums of values under weights, for few queries and 8 * vectors columns, from the first key to the last of each.
-INLINE void mix_tile(const int rows, const int vectors, const float *const *p, const int64_t *from, const int64_t *to, const float *v,
-                     int64_t W, int64_t columns, const float *shares, float *const *y) {
+// Eight columns of place j from column d on, or as many as are left.
+INLINE __m256 kept8(const int bytes, const Kept *a, int64_t j, int64_t d, int64_t left, __m256i mask) {
+    if (bytes)
+        return numbers8((const int8_t *)a->x + j * a->W + d, left, _mm256_set1_ps(from_bfloat16(a->scales[j * a->groups + d / GROUP])));
+    const float *at = (const float *)a->x + j * a->W + d;
+    return left >= 8 ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, mask);
+}
+
+// Sums of values under weights, for few queries and 8 * vectors columns from d on, from the first key to the last of each.
+INLINE void mix_tile(const int bytes, const int rows, const int vectors, const float *const *p, const int64_t *from, const int64_t *to,
+                     const Kept *v, int64_t d, int64_t columns, const float *shares, float *const *y) {
     __m256 sums[4][3];
-    __m256i mask = mask8(columns - 8 * (vectors - 1));
-    int64_t low = from[0], high = to[0];
+    int64_t last = columns - 8 * (vectors - 1), low = from[0], high = to[0];
+    __m256i mask = mask8(last);
     for (int r = 0; r < rows; r++) {
         low = from[r] > low ? from[r] : low;
         high = to[r] < high ? to[r] : high;
@@ -154,8 +176,7 @@ INLINE void mix_tile(const int rows, const int vectors, const float *const *p, c
     }
 #define ADD(r, j) \
     for (int c = 0; c < vectors; c++) { \
-        const float *at = v + (j) * W + 8 * c; \
-        __m256 u = c + 1 < vectors ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, mask); \
+        __m256 u = kept8(bytes, v, j, d + 8 * c, c + 1 < vectors ? 8 : last, mask); \
         sums[r][c] = _mm256_fmadd_ps(_mm256_set1_ps(p[r][j]), u, sums[r][c]); \
     }
     if (high < low) high = low;
@@ -163,8 +184,7 @@ INLINE void mix_tile(const int rows, const int vectors, const float *const *p, c
         for (int64_t j = from[r]; j < (low < to[r] ? low : to[r]); j++) ADD(r, j)
     for (int64_t j = low; j < high; j++) {
         __m256 u[3];
-        for (int c = 0; c < vectors; c++)
-            u[c] = c + 1 < vectors ? _mm256_loadu_ps(v + j * W + 8 * c) : _mm256_maskload_ps(v + j * W + 8 * c, mask);
+        for (int c = 0; c < vectors; c++) u[c] = kept8(bytes, v, j, d + 8 * c, c + 1 < vectors ? 8 : last, mask);
         for (int r = 0; r < rows; r++) {
             __m256 weight = _mm256_set1_ps(p[r][j]);
             for (int c = 0; c < vectors; c++) sums[r][c] = _mm256_fmadd_ps(weight, u[c], sums[r][c]);
@@ -183,15 +203,16 @@ INLINE void mix_tile(const int rows, const int vectors, const float *const *p, c
         }
 }
 
-static void mix(int64_t rows, const float *const *p, const int64_t *from, const int64_t *to, const float *v, int64_t W, int64_t D,
+static void mix(int64_t rows, const float *const *p, const int64_t *from, const int64_t *to, const Kept *v, int64_t D,
                 const float *shares, float *const *y) {
     for (int64_t d = 0; d < D; d += 24) {
         int64_t columns = D - d < 24 ? D - d : 24;
         float *there[4] = {0};
         for (int64_t r = 0; r < rows; r++) there[r] = y[r] + d;
-        switch (rows * 4 + (columns + 7) / 8) {
+        switch ((v->scales ? 16 : 0) + (rows - 1) * 4 + (columns + 7) / 8) {
 #define CASE(r, c) \
-    case r * 4 + c: mix_tile(r, c, p, from, to, v + d, W, columns, shares, there); break;
+    case (r - 1) * 4 + c: mix_tile(0, r, c, p, from, to, v, d, columns, shares, there); break; \
+    case 16 + (r - 1) * 4 + c: mix_tile(1, r, c, p, from, to, v, d, columns, shares, there); break;
             CASE(1, 1) CASE(1, 2) CASE(1, 3) CASE(2, 1) CASE(2, 2) CASE(2, 3)
             CASE(3, 1) CASE(3, 2) CASE(3, 3) CASE(4, 1) CASE(4, 2) CASE(4, 3)
 #undef CASE
@@ -210,17 +231,20 @@ static void meet_four(const Text *t, const Heads *a, int64_t g, const float *q, 
         low = from[r] < low ? from[r] : low;
         high = to[r] > high ? to[r] : high;
     }
-    const float *k = t->k + g * t->capacity * t->W, *v = t->v + g * t->capacity * t->W;
+    Kept k = kept_of(t, t->k, t->k_scales, g), v = kept_of(t, t->v, t->v_scales, g);
     float *p[4], shares[4], some[16];
     for (int64_t r = 0; r < rows; r++) p[r] = scores + r * room;
     for (int64_t j = low; j < high; j += 3) {
         int64_t count = high - j < 3 ? high - j : 3;
-        tiles_f32(count, rows, 0, k + j * t->W, t->W, q, t->W, t->W, some, 4);
+        if (k.scales)
+            tiles_kept(count, rows, (const int8_t *)k.x + j * t->W, k.scales + j * k.groups, t->W, q, some, 4);
+        else
+            tiles_f32(count, rows, 0, (const float *)k.x + j * t->W, t->W, q, t->W, t->W, some, 4);
         for (int64_t r = 0; r < rows; r++)
             for (int64_t c = 0; c < count; c++) p[r][j + c] = some[c * 4 + r];
     }
     for (int64_t r = 0; r < rows; r++) shares[r] = softened(p[r] + from[r], to[r] - from[r], (float)a->scale);
-    mix(rows, (const float *const *)p, from, to, v, t->W, a->D, shares, y);
+    mix(rows, (const float *const *)p, from, to, &v, a->D, shares, y);
 }
 
 #define SOME 16 /* tokens of a text that a thread takes at a time */
@@ -250,15 +274,17 @@ static Meeting meeting_of(const float *qkv, const float *cosines, const float *s
 // Floats that one thread needs: scores of four queries, and the queries of some tokens.
 static int64_t meeting_room(const Meeting *m) { return 4 * m->longest + SOME * (m->a.H / m->a.G) * m->wide; }
 
-// Key and value of one token go where its text keeps them.
-static void keep_token(const Meeting *m, const Text *t, int64_t i, int64_t g) {
+// Key and value of one token go where its text keeps them; `room` is for W floats.
+static void keep_token(const Meeting *m, const Text *t, int64_t i, int64_t g, float *room) {
     const Heads *a = &m->a;
-    const float *from = m->qkv + (t->first + i) * a->stride;
-    int64_t place = (g * t->capacity + t->length + i) * t->W, D = a->D;
-    widen_head(from + (a->H + g) * D, t->k + place, g, 0, m->cosines + (t->first + i) * a->pairs,
-               m->sines + (t->first + i) * a->pairs, t, a);
-    memcpy(t->v + place, from + (a->H + a->G + g) * D, D * sizeof(float));
-    memset(t->v + place + D, 0, (t->W - D) * sizeof(float));
+    const float *from = m->qkv + (t->first + i) * a->stride, *value = from + (a->H + a->G + g) * a->D;
+    int64_t place = g * t->capacity + t->length + i, W = t->W, D = a->D, groups = groups_of(W);
+    float *k = t->k_scales ? room : (float *)t->k + place * W, *v = t->v_scales ? room : (float *)t->v + place * W;
+    widen_head(from + (a->H + g) * D, k, g, 0, m->cosines + (t->first + i) * a->pairs, m->sines + (t->first + i) * a->pairs, t, a);
+    if (t->k_scales) to_bytes(k, W, (int8_t *)t->k + place * W, t->k_scales + place * groups);
+    memcpy(v, value, D * sizeof(float));
+    memset(v + D, 0, (W - D) * sizeof(float));
+    if (t->v_scales) to_bytes(v, W, (int8_t *)t->v + place * W, t->v_scales + place * groups);
 }
 
 // One key head of some tokens of one text; `alone` keeps their keys first, which nobody else waits for.
@@ -270,7 +296,7 @@ static void meet_job(const Meeting *m, int64_t job, int alone, float *room) {
     int64_t g = rest % G, start = rest / G * SOME, stop = t->tokens - start < SOME ? t->tokens : start + SOME;
     float *scores = room, *q = room + 4 * m->longest;
     if (alone)
-        for (int64_t i = start; i < stop; i++) keep_token(m, t, i, g);
+        for (int64_t i = start; i < stop; i++) keep_token(m, t, i, g, room);
     for (int64_t i = start; i < stop; i++)
         for (int64_t h = 0; h < each; h++)
             widen_head(m->qkv + (t->first + i) * a->stride + (g * each + h) * D, q + ((i - start) * each + h) * t->W, g, 1,
@@ -308,16 +334,16 @@ int meet(const float *qkv, const float *cosines, const float *sines, const Text 
          int64_t H, int64_t G, int64_t D, int64_t pairs, double scale, int threads) {
     Meeting m = meeting_of(qkv, cosines, sines, texts, y, count, (Heads){stride, H, G, D, pairs, scale});
     int64_t work = 0, room = meeting_room(&m);
-    for (int64_t n = 0; n < count; n++) {
-        const Text *t = texts + n;
-        work += t->tokens * (t->length + t->tokens) * H * t->W;
-        for (int64_t i = 0; i < t->tokens; i++)
-            for (int64_t g = 0; g < G; g++) keep_token(&m, t, i, g);
-    }
+    for (int64_t n = 0; n < count; n++) work += texts[n].tokens * (texts[n].length + texts[n].tokens) * H * texts[n].W;
     // Threads that wait for each other cost more than little work takes.
     threads = crew_size(work < 1 << 21 ? 1 : threads);
     float *rooms = malloc(threads * room * sizeof(float));
     if (!rooms) return 1;
+    for (int64_t n = 0; n < count; n++) {
+        const Text *t = texts + n;
+        for (int64_t i = 0; i < t->tokens; i++)
+            for (int64_t g = 0; g < G; g++) keep_token(&m, t, i, g, rooms);
+    }
     Stage stage = {0};
     Crew crew = {&stage, 0, 0, 0};
     int64_t since = nanoseconds();

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ... import compiled
 from ...errors import ShapeError
+from .int8_cache import GROUP, Bytes
 from .tiles import Tiles
 
 SOURCE = Path(__file__).with_name("products.c")
@@ -48,7 +49,7 @@ class Text(ctypes.Structure):
 
     _fields_: ClassVar = [(n, _P) for n in ("left", "signs", "bias", "k", "v")] + [
         (n, _L) for n in ("first", "tokens", "length", "capacity", "lead", "head", "R", "W")
-    ]
+    ] + [(n, _P) for n in ("k_scales", "v_scales")]
 
 
 def serves(x: Tensor) -> bool:
@@ -203,12 +204,16 @@ def act(x: Tensor, kind: str, gated: bool = False) -> Tensor | None:
     return y
 
 
+Room = Tensor | Bytes
+"""Keys or values (G, capacity, W), float32 or bytes."""
+
+
 def text(
-    k: Tensor, v: Tensor, heads: tuple[int, int], left: Tensor | None = None, signs: Tensor | None = None,
+    k: Room, v: Room, heads: tuple[int, int], left: Tensor | None = None, signs: Tensor | None = None,
     bias: Tensor | None = None, *, lead: int = 0, head: int = 1,
 ) -> Text:  # fmt: skip
     """A text whose keys and values lie in k and v (G, capacity, W), for (G, D) heads; `meet` fills its tokens in."""
-    (G, D), (_, capacity, W) = heads, k.shape if k.ndim == 3 else (0, 0, 0)
+    (G, D), (_, capacity, W) = heads, k.shape if len(k.shape) == 3 else (0, 0, 0)
     R = 0 if left is None else left.shape[-2]
     if left is not None:
         _require(left, "left", (G, R, D))
@@ -217,8 +222,14 @@ def text(
         _require(signs, "signs", (R,))
     if bias is not None:
         _require(bias, "bias", (G, D))
-    _require(k, "k", (G, capacity, W))
-    _require(v, "v", (G, capacity, W))
+    if type(k) is not type(v) and (isinstance(k, Bytes) or isinstance(v, Bytes)):
+        raise ShapeError(f"k is {type(k).__name__} and v {type(v).__name__}; both are numbers, or both are bytes")
+    for name, x in (("k", k), ("v", v)):
+        if isinstance(x, Bytes):
+            _require(x.q, name, (G, capacity, W), torch.int8)
+            _require(x.scale, f"the scale of {name}", (G, capacity, -(-W // GROUP)), torch.bfloat16)
+        else:
+            _require(x, name, (G, capacity, W))
     if W < D + R + 1 and (W != D or R or bias is not None):
         raise ShapeError(
             f"the cache keeps keys {W} wide, and this identity reads {D + R + 1} columns (heads of {D}, {R} of the trace, 1): "
@@ -227,7 +238,9 @@ def text(
     if not 0 <= lead <= capacity or head < 0:
         raise ShapeError(f"{lead} slots in a room for {capacity}, behind a head of {head}")
     addresses = (None if x is None else x.data_ptr() for x in (left, signs, bias))
-    return Text(*addresses, k.data_ptr(), v.data_ptr(), 0, 0, lead, capacity, lead, head, R, W)
+    rooms = [x.q if isinstance(x, Bytes) else x for x in (k, v)]
+    scales = [x.scale.data_ptr() if isinstance(x, Bytes) else None for x in (k, v)]
+    return Text(*addresses, *(x.data_ptr() for x in rooms), 0, 0, lead, capacity, lead, head, R, W, *scales)
 
 
 def meet(
@@ -461,7 +474,7 @@ def readable(x: Tensor, shape: tuple[int, ...] | None = None, kind: torch.dtype 
         and x.is_contiguous()
         and type(x) in _PLAIN
         and not x.is_neg()
-        and (kind in (torch.int8, torch.uint8) or not x.data_ptr() & 3)
+        and not x.data_ptr() & (min(kind.itemsize, 4) - 1)
     )
 
 

@@ -120,9 +120,7 @@ class Layer:
         heads, N = (a.heads, a.key_heads, a.head_width), flat.shape[0] // batch
         grown = self.reserve(cache, batch, N, read, flat)
         at = len(grown) - N
-        assert grown.k is not None
-        assert grown.v is not None
-        texts = (native.Text * batch)(*(self.text(k, v, read) for k, v in zip(grown.k, grown.v, strict=True)))
+        texts = (native.Text * batch)(*(self.text(*grown.row(i), read) for i in range(batch)))
         angles = self.angles(at, at + N, read)
         if angles is not None and batch > 1:
             angles = angles[0].repeat(batch, 1), angles[1].repeat(batch, 1)
@@ -136,7 +134,7 @@ class Layer:
             cache = cast(StaticCache, cache.led(*(x.expand(batch, -1, -1, -1) for x in read.slots)))
         return cache.reserved((batch, a.key_heads, a.head_width if read is None else read.width), places, like)
 
-    def text(self, k: Tensor, v: Tensor, read: RowRead | None) -> native.Text:
+    def text(self, k: native.Room, v: native.Room, read: RowRead | None) -> native.Text:
         """A text whose keys and values lie in k and v (G, capacity, width)."""
         a = self.attention
         heads = a.key_heads, a.head_width

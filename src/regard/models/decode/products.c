@@ -397,5 +397,6 @@ void layer_norm(const float *x, const float *weight, const float *shift, double 
     for (int64_t r = 0; r < rows; r++) layer_row(x + r * in, weight, shift, eps, y + r * in, in);
 }
 
+#include "bytes.h"
 #include "meeting.h"
 #include "step.h"

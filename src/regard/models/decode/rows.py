@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 from weakref import ref
 
 import torch
@@ -25,8 +25,9 @@ from ...errors import CombinationError, StateError
 from ...nn import Attention, AttentionOverride, Cache, Owner, RowRead, bound
 from ..base import CausalModel
 from . import native
-from .cache import static_caches
-from .generate import PREFILL
+from .cache import StaticCache
+from .generate import PREFILL, CacheKind, caches_of
+from .int8_cache import Bytes
 from .prepare import Decoder, Layer, Stack
 
 Overrides = Mapping[nn.Module, AttentionOverride]
@@ -38,10 +39,10 @@ R = TypeVar("R")
 
 
 class Part(NamedTuple):
-    """Keys and values of some places of one layer, and who filled them."""
+    """Keys and values of some places of one layer, as they were kept, and who filled them."""
 
-    k: Tensor
-    v: Tensor
+    k: native.Room
+    v: native.Room
     owner: Owner | None
 
     @property
@@ -99,12 +100,14 @@ class Alone:
 class OneByOne(Rows[Alone]):
     grain = PREFILL
 
-    def __init__(self, decoder: Decoder, reason: str = "they are decoded one by one") -> None:
-        self.decoder, self.reason = decoder, reason
+    def __init__(
+        self, decoder: Decoder, reason: str = "they are decoded one by one", cache: CacheKind = "float32"
+    ) -> None:
+        self.decoder, self.reason, self.rooms = decoder, reason, caches_of(cache)
         self.device = next(decoder.model.parameters()).device
 
     def open(self, overrides: Overrides, room: int) -> Alone:
-        return Alone(overrides, static_caches(self.decoder.depth, room))
+        return Alone(overrides, self.rooms(self.decoder.depth, room))
 
     def read(self, row: Alone, tokens: Sequence[int], scored: Scored | None = None) -> Reading:
         logits: Tensor | None = None
@@ -132,17 +135,17 @@ class OneByOne(Rows[Alone]):
         for c in row.caches:
             # What stands before the first token goes with it.
             first, last = (c.lead + start if start else 0), c.lead + stop
-            k, v = (x[:, :, first:last].clone() for x in (c.keys(), c.values()))
-            parts.append(Part(k, v, c.owner))
+            parts.append(Part(*cast(StaticCache, c).part(first, last), c.owner))
         return parts
 
     def restore(self, row: Alone, parts: Sequence[Parts], tokens: int) -> None:
         restored: list[Cache] = []
         for i, cache in enumerate(row.caches):
+            cache = cast(StaticCache, cache)
             for run in parts:
-                cache = cache.grown(run[i].k, run[i].v)
+                cache = cache.grown(cast(Tensor, run[i].k), cast(Tensor, run[i].v))
             # Whoever filled it is named, so that the layer refuses it to anybody else.
-            restored.append(replace(cache, lead=cache.keys().shape[2] - tokens, owner=parts[0][i].owner))
+            restored.append(replace(cache, lead=cache.length - tokens, owner=parts[0][i].owner))
         row.caches = tuple(restored)
 
     def _chunk(self, row: Alone, tokens: Sequence[int], scored: Scored | None) -> Reading:
@@ -174,24 +177,42 @@ class OneByOne(Rows[Alone]):
 class Written:
     """A row of `Together`: what overrides its layers, and room for its keys and values."""
 
-    def __init__(self, stack: Stack, overrides: Overrides, room: int) -> None:
+    def __init__(self, stack: Stack, overrides: Overrides, room: int, cache: CacheKind = "float32") -> None:
         self.reads = [_row_read(overrides.get(layer.attention), layer.attention) for layer in stack.layers]
         self.length = 0
         """Tokens that it has."""
-        self.rooms: list[tuple[Tensor, Tensor]] = []
+        self.rooms: list[tuple[native.Room, native.Room]] = []
         self.texts: list[native.Text] = []
         for layer, read in zip(stack.layers, self.reads, strict=True):
             a, lead = layer.attention, 0 if read is None else read.lead
             shape = a.key_heads, lead + room, a.head_width if read is None else read.width
-            k, v = (torch.empty(shape, dtype=torch.float32, device="cpu") for _ in range(2))
+            k, v = (_room(shape, cache) for _ in range(2))
             if read is not None and read.slots is not None:
-                k[:, :lead], v[:, :lead] = read.slots[0][0], read.slots[1][0]
+                _put(k, 0, read.slots[0][0])
+                _put(v, 0, read.slots[1][0])
             self.rooms.append((k, v))
             self.texts.append(layer.text(k, v, read))
 
     def owner(self, layer: Layer, i: int) -> Owner:
         read = self.reads[i]
         return layer.attention.owner if read is None else read.owner
+
+
+def _room(shape: tuple[int, int, int], cache: CacheKind) -> native.Room:
+    return Bytes.empty(*shape) if cache == "int8" else torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def _put(room: native.Room, at: int, new: native.Room) -> None:
+    if isinstance(room, Bytes):
+        room.write(at, new if isinstance(new, Bytes) else Bytes.of(new))
+    else:
+        assert isinstance(new, Tensor)
+        room[:, at : at + new.shape[1]] = new
+
+
+def _taken(room: native.Room, start: int, stop: int) -> native.Room:
+    """A copy of places start..stop."""
+    return (room.places(start, stop) if isinstance(room, Bytes) else room[:, start:stop]).clone()
 
 
 def _row_read(override: AttentionOverride | None, attention: Attention) -> RowRead | None:
@@ -209,15 +230,17 @@ class Together(Rows[Written]):
     grain = 16
     steps_as_it_reads = True
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, cache: CacheKind = "float32") -> None:
         if (why := alone_because(decoder)) is not None:
             raise CombinationError(f"rows of this model are not written together: {why}")
         assert decoder.stack is not None
+        caches_of(cache)
+        self.cache: CacheKind = cache
         self.stack, self.model = decoder.stack, decoder.stack.model
         self._joined: tuple[list[ref[Written]], tuple[native.Texts, list[int]] | None] = [], None
 
     def open(self, overrides: Overrides, room: int) -> Written:
-        return Written(self.stack, overrides, room)
+        return Written(self.stack, overrides, room, self.cache)
 
     def read(self, row: Written, tokens: Sequence[int], scored: Scored | None = None) -> Reading:
         x: Tensor | None = None
@@ -248,7 +271,7 @@ class Together(Rows[Written]):
         parts: Parts = []
         for i, (layer, (k, v), text) in enumerate(zip(self.stack.layers, row.rooms, row.texts, strict=True)):
             first, last = (text.lead + start if start else 0), text.lead + stop
-            parts.append(Part(k[:, first:last].clone(), v[:, first:last].clone(), row.owner(layer, i)))
+            parts.append(Part(_taken(k, first, last), _taken(v, first, last), row.owner(layer, i)))
         return parts
 
     def restore(self, row: Written, parts: Sequence[Parts], tokens: int) -> None:
@@ -259,7 +282,7 @@ class Together(Rows[Written]):
             for run in parts:
                 count = run[i].k.shape[1]
                 for whole, part in zip(room, run[i][:2], strict=True):
-                    whole[:, at : at + count] = part
+                    _put(whole, at, part)
                 at += count
         row.length = tokens
 
@@ -347,10 +370,10 @@ def alone_because(decoder: Decoder) -> str | None:
     return None
 
 
-def rows_of(decoder: Decoder) -> Rows[Any]:
+def rows_of(decoder: Decoder, cache: CacheKind = "float32") -> Rows[Any]:
     """Together where that is possible, one by one elsewhere, with the reason."""
     why = alone_because(decoder)
-    return Together(decoder) if why is None else OneByOne(decoder, why)
+    return Together(decoder, cache) if why is None else OneByOne(decoder, why, cache)
 
 
 __all__ = ["OneByOne", "Overrides", "Part", "Parts", "Reading", "Rows", "Scored", "Together", "Written", "rows_of"]

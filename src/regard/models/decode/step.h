@@ -123,7 +123,7 @@ static void share_meet(Step *s, int64_t stage, const Meeting *m, float *room) {
         while ((job = next_of(c, stage, 1)) < m->count) {
             const Text *t = m->texts + job;
             for (int64_t i = 0; i < t->tokens; i++)
-                for (int64_t g = 0; g < m->a.G; g++) keep_token(m, t, i, g);
+                for (int64_t g = 0; g < m->a.G; g++) keep_token(m, t, i, g, room);
             if (is_last(c, stage, 1, m->count)) end_of(c, stage);
         }
         wait_for(c, stage);
