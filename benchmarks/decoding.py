@@ -19,7 +19,9 @@ from torch import Tensor
 from demo.speak import PARAGRAPH
 from regard.models import Sampling, generate, perplexity
 from regard.models import downloads as hub
-from regard.models.decode.generate import logits_of
+from regard.models.decode.cache import static_caches
+from regard.models.decode.generate import PREFILL, logits_of
+from regard.models.decode.int8_cache import int8_caches
 from regard.models.decode.prepare import Weights, prepare
 
 from . import llamacpp
@@ -37,6 +39,11 @@ def cases(bench: Bench) -> list[Case]:
         Case("prefill", lambda: _row(bench, 1, bench.settings.size(512), 1, "float32", Reach(1.2, "faster"))),
         Case("float32, eight rows", lambda: _row(bench, 8, 32, n, "float32", Reach(2, "faster"))),
         Case("int8, eight rows", lambda: _row(bench, 8, 32, n, "int8", None)),
+        *(
+            Case(f"{w}, int8 cache, after {c}", lambda w=w, c=c: _bytes_kept(bench, w, bench.settings.size(c)))
+            for w in ("int8", "q4")
+            for c in (128, 1024)
+        ),
         *(_beside_llamacpp(bench, n) if llamacpp.installed() is not None else []),
     ]
 
@@ -104,6 +111,36 @@ def _row(bench: Bench, batch: int, prompt: int, new: int, weights: Weights, reac
     )  # fmt: skip
 
 
+def _bytes_kept(bench: Bench, weights: Weights, context: int, new: int = 16) -> Row:
+    """A token after a context whose keys and values are bytes, beside one where they are float32."""
+    decoder = prepare(_model()[0], weights)
+    tokens = torch.randint(100, 40000, (1, context), generator=torch.Generator().manual_seed(0))
+    next_one = torch.tensor([[100]])
+
+    def steps(rooms: Callable[[int, int], Any]) -> tuple[Callable[[], Tensor], Any]:
+        caches = rooms(decoder.depth, context + new)
+        for piece in tokens.split(PREFILL, dim=1):
+            _, caches = decoder(piece, caches)
+
+        def call() -> Tensor:
+            at, logits = tuple(c.reopened() for c in caches), next_one
+            for _ in range(new):
+                logits, at = decoder(next_one, at)
+            return logits
+
+        return call, caches
+
+    (ours, coarse), (theirs, exact) = steps(int8_caches), steps(static_caches)
+    smaller = sum(c.k.nbytes + c.v.nbytes for c in exact) / sum(c.nbytes for c in coarse)
+    pairs = take_turns(ours, theirs, bench.settings)
+    ratios = pairs.ratios("times")
+    low, high = quartiles(ratios)
+    return Row(
+        f"{weights}, int8 cache", f"a token after {context:,}", "float32 cache", median(pairs.ours) / new, median(pairs.theirs) / new,
+        median(ratios), low, high, Reach(1.0, "times"), "times", note=f"{smaller:.2f} times smaller",
+    )  # fmt: skip
+
+
 def _calls(batch: int, prompt: int, new: int, weights: Weights) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     model, _, peer = _models()
     tokens = torch.randint(100, 40000, (batch, prompt), generator=torch.Generator().manual_seed(0))
@@ -120,12 +157,17 @@ def _calls(batch: int, prompt: int, new: int, weights: Weights) -> tuple[Callabl
 
 
 @cache
+def _model() -> tuple[Any, Any]:
+    hub.get("smollm2")
+    return hub.open_model("smollm2")
+
+
+@cache
 def _models() -> tuple[Any, Any, Any]:
     import transformers
 
-    hub.get("smollm2")
     transformers.logging.set_verbosity_error()
-    model, tokenizer = hub.open_model("smollm2")
+    model, tokenizer = _model()
     # transformers reads no blocks of a GGUF as fast as that: the same weights, written out once.
     folder = hub.place("smollm2") / "safetensors"
     if not (folder / "config.json").is_file():

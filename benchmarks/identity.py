@@ -25,7 +25,7 @@ PEER = "without"
 def cases(bench: Bench) -> list[Case]:
     n = 8 if bench.settings.quick else 64
     return [
-        Case("trace, self, 64 imprints", lambda: _row(bench, n, ("self", "trace", "imprints"), Reach(1.1, "times"))),
+        Case("trace, self, 64 imprints", lambda: _row(bench, n, ("self", "trace", "imprints"), Reach(1.04, "times"))),
         Case("64 imprints alone", lambda: _row(bench, n, ("imprints",), None)),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from threading import Barrier, Thread
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from regard.errors import RegardError, ShapeError, StateError
 from regard.identity.body import base_of, body_of
 from regard.identity.experience import observe
-from regard.identity.speaking import living
+from regard.identity.speaking import MOST_READS, living, read_by
 from regard.identity.state import Identity
 from regard.identity.write.rule import Rule, imprint
 from regard.identity.write.self_state import SelfRule
@@ -340,3 +341,46 @@ def test_what_is_observed_depends_on_who_lives():
         mine = observe(model, TEXT)
     assert apart(plain.shock, mine.shock) > 1e-3
     assert body_of(model) is plain.body
+
+
+def test_reads_are_made_once_while_the_identity_is_the_same() -> None:
+    model = llama()
+    mara, tom = (someone(base_of(model), seed, slots=3, rank=2) for seed in (1, 2))
+    first = read_by(model, mara)[1]
+    assert read_by(model, tom)[1] is not first
+    assert read_by(model, mara)[1] is first
+    assert read_by(model, [mara])[1] is first
+    assert read_by(model, mara, 2.0)[1] is not first
+    # A write into an identity's tensors is seen, though nobody should.
+    again = read_by(model, mara)[1]
+    assert mara.self is not None
+    with torch.no_grad():
+        mara.self.s.add_(1.0)
+    changed = read_by(model, mara)[1]
+    assert changed is not again
+    assert changed[0] is not None
+    assert again[0] is not None
+    assert changed[0].digest != again[0].digest
+
+
+def test_reads_go_with_their_identity_and_are_few() -> None:
+    model = llama()
+    base = base_of(model)
+    everybody = [someone(base, seed) for seed in range(MOST_READS + 3)]
+    for who in everybody:
+        read_by(model, who)
+    kept = body_of(model).made["reads"]._kept
+    assert len(kept) == MOST_READS
+    assert everybody[-1] in kept
+    assert everybody[0] not in kept
+    del everybody, who
+    gc.collect()
+    assert len(kept) == 0
+
+
+def test_reads_of_what_is_learned_are_made_for_every_forward() -> None:
+    model = llama()
+    mara = someone(base_of(model), 1)
+    assert mara.self is not None
+    mara.self.s.requires_grad_(True)
+    assert read_by(model, mara)[1] is not read_by(model, mara)[1]

@@ -131,7 +131,9 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 
 
-@pytest.mark.parametrize(("weights", "cache"), [("float32", "float32"), ("int8", "float32"), ("float32", "int8"), ("q4", "int8")])
+@pytest.mark.parametrize(
+    ("weights", "cache"), [("float32", "float32"), ("int8", "float32"), ("float32", "int8"), ("q4", "int8")]
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_jobs_that_come_at_random_get_the_tokens_they_would_get_alone(name: str, weights: Any, cache: Any) -> None:
     model = MODELS[name]()

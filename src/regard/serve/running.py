@@ -65,9 +65,7 @@ def make_engine(model: Model, tokenizer: Tokenizer, s: Settings) -> EngineLike:
         raise SpecError("engine='ray' deploys this application on a cluster, and is not one engine in one process")
     if s.engine == "plain":
         return PlainEngine(model, tokenizer, weights=s.weights, cache=s.cache, queue=s.queue)
-    return Engine(
-        model, tokenizer, weights=s.weights, cache=s.cache, rows=s.rows, queue=s.queue, cache_bytes=s.cache_bytes
-    )
+    return Engine(model, tokenizer, weights=s.weights, cache=s.cache, rows=s.rows, queue=s.queue, cache_bytes=s.cache_bytes)
 
 
 def expect_keys(settings: Settings, keys: Keys) -> None:

@@ -247,6 +247,11 @@ class LayerRead:
 
     def row_read(self, attention: Attention) -> RowRead | None:
         """What C reads of this; None where it is for several rows, refuses slots, or chooses otherwise than by softmax."""
+        name, mine = attention.name, attention.owner
+        known = self._reads.get(name)
+        # Every layer of every token comes by: what was settled for this layer is not settled again.
+        if known is not None and known.owner is self._owners.get(name) and known.owner.spec == mine.spec:
+            return known if attention.bare == self.scale else None
         turns = _turns(attention)
         signed = self.signs is None or self.signs.ndim == 2
         half = turns is None or turns.layout == "half"
@@ -254,9 +259,6 @@ class LayerRead:
         if self.batch != 1 or self.beta is not None or not signed or not half or not same:
             return None
         owner = self.owner(attention)
-        known = self._reads.get(attention.name)
-        if known is not None and known.owner is owner:
-            return known
         slots = tuple(x.float().contiguous() for x in self._slots(turns)) if self.slots else None
         D = attention.head_width
         rank = 0 if self.left is None else self.left.shape[2]
@@ -265,7 +267,7 @@ class LayerRead:
         place = (self.places or (Place(),))[0]
         behind = place.behind if self.places is not None and self.slots else 0
         read = RowRead(owner, D + columns, slots, left, signs, bias, place.head, behind, place.slots if behind else 0)  # pyright: ignore
-        self._reads[attention.name] = read
+        self._reads[name] = read
         return read
 
     def _turned(self, turns: Rope, x: Tensor, at: int) -> Tensor:
@@ -358,7 +360,7 @@ def layer_reads(
             r = identity.trace.rank
             left[b, :, :, :r], signs[b, :r] = identity.trace.left.dense(), identity.trace.signs.float()
     k, v, weight, left, signs, bias = (x.to(device) for x in (k, v, weight, left, signs, bias))
-    weighs = m > 0 and bool(weight.any())
+    weighs, is_biased = m > 0 and bool(weight.any()), bool(bias.any())
     heads = [i.head if isinstance(i, Recollection) else 1 for i in identities]
     places = None
     if max(heads) > 1:
@@ -372,7 +374,7 @@ def layer_reads(
             weight[:, i] if weighs else None,
             left[:, i] if R else None,
             signs if R else None,
-            bias[:, i] if bool(bias.any()) else None,
+            bias[:, i] if is_biased else None,
             places=places,
             beta=beta,
         )

@@ -92,8 +92,7 @@ def _made(
             turned.append((layer, read))
         turns.append(kinds[key])
     texts = [
-        [layer.text(*cache.row(i), read) for i in range(B)]
-        for layer, cache, read in zip(layers, grown, reads, strict=True)
+        [layer.text(*cache.row(i), read) for i in range(B)] for layer, cache, read in zip(layers, grown, reads, strict=True)
     ]
     return Board(native.Texts(texts, turns), reads, turned, tuple(grown), [c.taken for c in grown])
 

@@ -104,6 +104,20 @@ typedef struct {
     double scale;
 } Heads;
 
+// The sum of products of floats, which double holds exactly, in one order.
+static double dot_double(const float *a, const float *b, int64_t count) {
+    __m256d even = _mm256_setzero_pd(), odd = even;
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        even = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm_loadu_ps(a + i)), _mm256_cvtps_pd(_mm_loadu_ps(b + i)), even);
+        odd = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm_loadu_ps(a + i + 4)), _mm256_cvtps_pd(_mm_loadu_ps(b + i + 4)), odd);
+    }
+    even = _mm256_add_pd(even, odd);
+    double sum = (even[0] + even[2]) + (even[1] + even[3]);
+    for (; i < count; i++) sum += (double)a[i] * b[i];
+    return sum;
+}
+
 // What a token's head is to a text: turned, and with the columns that carry what its identity reads. W == D: turned only.
 static __attribute__((noinline)) void widen_head(const float *from, float *to, int64_t g, int is_query, const float *cosines,
                                                  const float *sines, const Text *t, const Heads *a) {
@@ -116,19 +130,14 @@ static __attribute__((noinline)) void widen_head(const float *from, float *to, i
     for (int64_t i = 2 * pairs; i < D; i++) to[i] = from[i];
     if (W == D) return;
     for (int64_t i = D; i < W; i++) to[i] = 0;
-    double square = 0, own = 0;
-    for (int64_t i = 0; i < D; i++) square += (double)from[i] * from[i];
-    double length = sqrt(square), unit = 1 / (length < 1e-12 ? 1e-12 : length);
+    // A query without a trace has one column, and its own direction is nobody's question.
+    double own = 0, length = R ? sqrt(dot_double(from, from, D)) : 1, unit = 1 / (length < 1e-12 ? 1e-12 : length);
     for (int64_t r = 0; r < R; r++) {
-        const float *direction = t->left + (g * R + r) * D;
-        double near = 0;
-        for (int64_t i = 0; i < D; i++) near += (double)direction[i] * from[i];
-        near *= unit;
+        double near = unit * dot_double(t->left + (g * R + r) * D, from, D);
         own -= near * near * t->signs[r];
         to[D + r] = (float)(is_query ? near * t->signs[r] * 2 / a->scale : near);
     }
-    if (!is_query && t->bias)
-        for (int64_t i = 0; i < D; i++) own += (double)t->bias[g * D + i] * from[i];
+    if (!is_query && t->bias) own += dot_double(t->bias + g * D, from, D);
     to[D + R] = (float)(is_query ? 1 / a->scale : own);
 }
 

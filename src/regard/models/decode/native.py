@@ -47,9 +47,11 @@ _SIGNATURES: compiled.Signatures = {
 class Text(ctypes.Structure):
     """A text and its new tokens as meeting.h reads them; whoever keeps it keeps the tensors that its addresses are of."""
 
-    _fields_: ClassVar = [(n, _P) for n in ("left", "signs", "bias", "k", "v")] + [
-        (n, _L) for n in ("first", "tokens", "length", "capacity", "lead", "head", "R", "W")
-    ] + [(n, _P) for n in ("k_scales", "v_scales")]
+    _fields_: ClassVar = (
+        [(n, _P) for n in ("left", "signs", "bias", "k", "v")]
+        + [(n, _L) for n in ("first", "tokens", "length", "capacity", "lead", "head", "R", "W")]
+        + [(n, _P) for n in ("k_scales", "v_scales")]
+    )
 
 
 def serves(x: Tensor) -> bool:

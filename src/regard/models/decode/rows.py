@@ -100,9 +100,7 @@ class Alone:
 class OneByOne(Rows[Alone]):
     grain = PREFILL
 
-    def __init__(
-        self, decoder: Decoder, reason: str = "they are decoded one by one", cache: CacheKind = "float32"
-    ) -> None:
+    def __init__(self, decoder: Decoder, reason: str = "they are decoded one by one", cache: CacheKind = "float32") -> None:
         self.decoder, self.reason, self.rooms = decoder, reason, caches_of(cache)
         self.device = next(decoder.model.parameters()).device
 
