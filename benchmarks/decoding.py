@@ -118,12 +118,13 @@ def _bytes_kept(bench: Bench, weights: Weights, context: int, new: int = 16) -> 
     next_one = torch.tensor([[100]])
 
     def steps(rooms: Callable[[int, int], Any]) -> tuple[Callable[[], Tensor], Any]:
-        caches = rooms(decoder.depth, context + new)
+        caches: Any = rooms(decoder.depth, context + new)
         for piece in tokens.split(PREFILL, dim=1):
             _, caches = decoder(piece, caches)
 
         def call() -> Tensor:
-            at, logits = tuple(c.reopened() for c in caches), next_one
+            at: Any = tuple(c.reopened() for c in caches)
+            logits = next_one
             for _ in range(new):
                 logits, at = decoder(next_one, at)
             return logits

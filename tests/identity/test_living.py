@@ -367,13 +367,13 @@ def test_reads_go_with_their_identity_and_are_few() -> None:
     model = llama()
     base = base_of(model)
     everybody = [someone(base, seed) for seed in range(MOST_READS + 3)]
-    for who in everybody:
-        read_by(model, who)
+    for i in range(len(everybody)):
+        read_by(model, everybody[i])
     kept = body_of(model).made["reads"]._kept
     assert len(kept) == MOST_READS
     assert everybody[-1] in kept
     assert everybody[0] not in kept
-    del everybody, who
+    del everybody
     gc.collect()
     assert len(kept) == 0
 
