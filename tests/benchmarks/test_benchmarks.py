@@ -220,3 +220,18 @@ def test_a_neighbour_works_while_it_is_let_and_is_gone_afterwards(where: str) ->
         assert other.poll() is None
         assert (os.getsid(other.pid) == os.getsid(0)) is not beside.ELSEWHERE[where]
     assert other.poll() is not None
+
+
+@pytest.mark.parametrize("what", ["GPT 6 × 384", beside.OWN_THREADS])
+def test_a_training_step_beside_other_work_leaves_the_threads_as_they_were(what: str) -> None:
+    before = torch.get_num_threads()
+    assert beside._row(Bench(TINY), what, "a process of this session").value > 0  # pyright: ignore
+    assert torch.get_num_threads() == before
+
+
+def test_third_parties_are_what_neither_of_us_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked = iter((10.0, 10.5))
+    monkeypatch.setattr(beside, "seconds_worked", lambda: next(worked))
+    monkeypatch.setattr(beside.time, "process_time", iter((1.0, 1.2)).__next__)
+    monkeypatch.setattr(beside.time, "perf_counter", iter((0.0, 0.1, 0.9, 1.0)).__next__)
+    assert beside._watched(lambda: None, 1)[1] == pytest.approx(0.3)  # pyright: ignore

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from regard.train import threads
+from regard.train.settings import TrainConfig
 from regard.train.threads import EVERY, FreeCores
 
 
@@ -22,7 +23,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: int = 2) -> None:
         self.now = self.worked = self.own = 0.0
-        monkeypatch.setattr(threads, "cores", lambda: cores)
+        monkeypatch.setattr(threads, "cores", lambda: frozenset(range(cores)))
         self.free = FreeCores(lambda: self.worked, lambda: self.own, lambda: self.now)
         self.free.look()
 
@@ -67,4 +68,19 @@ def test_this_machine_says_what_its_cores_worked() -> None:
     first = threads.seconds_worked()
     assert first is not None
     assert first > 0
-    assert threads.cores() >= 1
+    assert threads.cores()
+
+
+def test_cores_that_this_process_may_not_use_are_not_counted(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 9 9 9 9 9 9 9 0\ncpu0 100 0 20 7 7 3 0 0\ncpu1 900 0 0 0 0 0 0 0\ncpu2 5 1 1 0 0 0 0 0\nintr 1 2\n")
+    monkeypatch.setattr(threads, "_STAT", stat)
+    monkeypatch.setattr(threads.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(threads, "cores", lambda: frozenset({0, 2}))
+    assert threads.seconds_worked() == pytest.approx(1.30)
+    monkeypatch.setattr(threads, "cores", lambda: frozenset({0, 7}))
+    assert threads.seconds_worked() is None
+
+
+def test_a_run_follows_free_cores_unless_told_otherwise() -> None:
+    assert TrainConfig().threads == threads.FREE

@@ -72,8 +72,8 @@ class TrainConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto` is bfloat16 autocast where the processor multiplies it natively, float32 elsewhere (see docs/training.md)."""
     device: str = "auto"
-    threads: int = 0
-    """CPU threads; 0 leaves torch's choice, -1 follows the free cores as the run goes on (sums may then differ in their last digit)."""
+    threads: int = -1
+    """CPU threads; -1 is torch's choice while its cores are free and fewer beside other work, 0 is torch's choice whatever runs beside."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
     log_every: int = 10
     validate_every: int = 200

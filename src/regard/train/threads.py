@@ -2,7 +2,8 @@
 
 A step is hundreds of parallel regions, and at the end of each all threads wait for the last. A thread without a core of its own lets
 the others wait for the scheduler: two threads beside one busy process take longer than one. What other processes use is what the
-machine's cores worked (/proc/stat) less what this process did, over the last seconds.
+cores that this process may use have worked (/proc/stat) less what it did itself, over the last seconds. Other cores do not count: on
+a shared host they are busy with what is never met here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 EVERY = 2.0
 """Seconds between two looks: hundreds of the scheduler's slices."""
 FREE = -1
-"""`train.threads` for this."""
+"""`train.threads` for this, the default: while nobody else works, there are as many threads as torch has by itself."""
 _STAT = Path("/proc/stat")
 
 
@@ -43,25 +44,29 @@ class FreeCores:
         before, self.seen = self.seen, (now, worked, self.own())
         if before is not None:
             others = ((worked - before[1]) - (self.seen[2] - before[2])) / (now - before[0])
-            threads = max(1, min(self.most, cores() - int(others + 0.5)))
+            threads = max(1, min(self.most, len(cores()) - int(others + 0.5)))
             if threads != torch.get_num_threads():
                 torch.set_num_threads(threads)
         return torch.get_num_threads()
 
 
-def cores() -> int:
-    """Cores that this process may use."""
+def cores() -> frozenset[int]:
+    """The cores that this process may use, by number."""
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return frozenset(affinity(0) if affinity is not None else range(os.cpu_count() or 1))
 
 
 def seconds_worked() -> float | None:
-    """What all cores of the machine have worked since it started; None where that is not said."""
+    """What our cores have worked since the machine started; None where that is not said."""
     try:
-        fields = _STAT.read_text(encoding="ascii").split("\n", 1)[0].split()
-        user, nice, system, _, _, irq, softirq = (int(x) for x in fields[1:8])
-        return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, AttributeError):
+        lines = (line.split() for line in _STAT.read_text(encoding="ascii").splitlines())
+        said = {fields[0]: fields[1:8] for fields in lines if fields}
+        ticks = 0
+        for core in cores():
+            user, nice, system, _, _, irq, softirq = map(int, said[f"cpu{core}"])
+            ticks += user + nice + system + irq + softirq
+        return ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, KeyError, AttributeError):
         return None
 
 
