@@ -42,7 +42,7 @@ class PerHead:
 
     def read(self, state: State, by: Part, like: Tensor) -> Tensor:
         """What the state carries, checked, in the dtype of `like` (B, H, …)."""
-        x, H = state.tensor(self.name, str(by)), like.shape[1]
+        x, H = state.tensor(self.name, by), like.shape[1]
         if x.shape != (H,):
             raise ShapeError(f"state.{self.name} is {tuple(x.shape)}; {by} needs one number per query head, ({H},)")
         if readable(x) and not bool((x > self.above).all()):

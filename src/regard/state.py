@@ -101,7 +101,8 @@ class State:
         """The same state with this tensor by this name."""
         return replace(self, **{name: value} if name in _NAMES else {"others": {**self.others, name: value}})
 
-    def need(self, name: str, by: str) -> object:
+    def need(self, name: str, by: object) -> object:
+        """What the part `by` calls by this name; an error that says who asked for what where there is none."""
         value = self.get(name)
         if value is None:
             have = ", ".join([*(n for n in _NAMES if self.get(n) is not None), *self.others]) or "nothing"
@@ -109,7 +110,7 @@ class State:
             raise StateError(f"{by} needs state.{name}, and the state carries {have}: pass state=State({given})")
         return value
 
-    def tensor(self, name: str, by: str) -> Tensor:
+    def tensor(self, name: str, by: object) -> Tensor:
         value = self.need(name, by)
         if not isinstance(value, Tensor):
             raise StateError(f"{by} needs state.{name} to be a tensor, not {type(value).__name__}")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import Allow, Causal, Document, Padding, Prefix, State, Window, attend, inspect
-from regard.attention.allow import Tile, bind, rule
+from regard.attention.allow import Tile, rule
 
 B = 2
 
@@ -61,7 +61,7 @@ def sized_rules(draw) -> tuple[Allow, torch.Tensor]:
 def test_any_composition_of_rules_is_its_dense_tensor(made):
     allow, expected = made
     Q, K = expected.shape[-2:]
-    bound = bind(allow, K)
+    bound = allow.bind(K)
     found = bound.tile(Tile(0, Q, 0, K, K - Q, torch.device("cpu"))).expand(B, 1, Q, K)
     assert torch.equal(found, expected)
 
@@ -72,7 +72,7 @@ def test_a_span_never_hides_an_allowed_pair_and_never_promises_a_forbidden_one(m
     Q, K = expected.shape[-2:]
     start = data.draw(st.integers(0, Q - 1))
     stop = data.draw(st.integers(start + 1, Q))
-    span = bind(allow, K).span(start + K - Q, stop - 1 + K - Q, K).clip(K)
+    span = allow.bind(K).span(start + K - Q, stop - 1 + K - Q, K).clip(K)
     rows = expected[:, :, start:stop]
     assert not rows[..., : span.lo].any()
     assert not rows[..., span.hi :].any()

@@ -89,6 +89,10 @@ class Allow(ABC):
         """Refuse what does not fit the call; a rule without tensors fits all."""
         return
 
+    def bind(self, keys: int) -> Allow:
+        """The same rule where there are so many keys; itself, unless it counts them from their end."""
+        return self
+
     @property
     def by_distance(self) -> bool:
         """True when it depends on how far apart a query and a key stand, and in which order, alone.
@@ -197,7 +201,7 @@ class Padding(Allow):
     side: Literal["right", "left"] = "right"
 
     def tile(self, t: Tile) -> Tensor:
-        raise AssertionError("Padding is bound to the number of keys by `bind` before it is asked")
+        raise AssertionError("Padding is bound to the number of keys by its `bind` before it is asked")
 
     def check(self, call: Call) -> None:
         _check_tensor(self.lengths, "Padding", "lengths", call)
@@ -213,6 +217,16 @@ class Padding(Allow):
             and (int(self.lengths.min()) < 0 or int(self.lengths.max()) > call.K)
         ):
             raise ShapeError(f"Padding has lengths {self.lengths.tolist()}; they lie in 0..{call.K}, the number of keys")
+
+    def bind(self, keys: int) -> Allow:
+        lengths = self.lengths
+        if not lengths.numel():
+            return All()
+        # Read from the device once per call.
+        low, high = (int(lengths.min()), int(lengths.max())) if readable(lengths) else (0, keys)
+        if self.side == "right":
+            return BoundPadding(torch.zeros_like(lengths), lengths, (0, high), (0, low))
+        return BoundPadding(keys - lengths, torch.full_like(lengths, keys), (keys - high, keys), (keys - low, keys))
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,6 +311,10 @@ class Behind(Allow):
     def check(self, call: Call) -> None:
         self.a.check(replace(call, K=call.K - self.lead, offset=call.offset - self.lead))
 
+    def bind(self, keys: int) -> Allow:
+        a = self.a.bind(keys - self.lead)
+        return self if a is self.a else Behind(self.lead, a)
+
 
 @dataclass(frozen=True)
 class Alone(Allow):
@@ -327,6 +345,10 @@ class Both(Allow):
         self.a.check(call)
         self.b.check(call)
 
+    def bind(self, keys: int) -> Allow:
+        a, b = self.a.bind(keys), self.b.bind(keys)
+        return self if a is self.a and b is self.b else Both(a, b)
+
     @property
     def by_distance(self) -> bool:
         return self.a.by_distance and self.b.by_distance
@@ -354,6 +376,10 @@ class Either(Allow):
         self.a.check(call)
         self.b.check(call)
 
+    def bind(self, keys: int) -> Allow:
+        a, b = self.a.bind(keys), self.b.bind(keys)
+        return self if a is self.a and b is self.b else Either(a, b)
+
     @property
     def by_distance(self) -> bool:
         return self.a.by_distance and self.b.by_distance
@@ -380,13 +406,17 @@ class Not(Allow):
     def check(self, call: Call) -> None:
         self.a.check(call)
 
+    def bind(self, keys: int) -> Allow:
+        a = self.a.bind(keys)
+        return self if a is self.a else Not(a)
+
     @property
     def by_distance(self) -> bool:
         return self.a.by_distance
 
 
 def _whole(n: object) -> bool:
-    return isinstance(n, Integral | torch.SymInt) and not isinstance(n, bool)
+    return type(n) is int or (isinstance(n, _WHOLE) and not isinstance(n, bool))
 
 
 def _check_tensor(x: object, rule: str, field: str, call: Call) -> None:
@@ -396,6 +426,7 @@ def _check_tensor(x: object, rule: str, field: str, call: Call) -> None:
         raise ShapeError(f"{rule} has {field} on {x.device}, and q is on {call.device}; put them on one device")
 
 
+_WHOLE = (Integral, torch.SymInt)
 SMALL = 1 << 16
 """Pairs up to which a mask is kept for the next call: small problems are mostly made of what they have in common."""
 
@@ -426,28 +457,6 @@ def rule(x: Allow | Tensor | None) -> Allow:
     if not 2 <= x.ndim <= 4:
         raise ShapeError(f"the mask is {tuple(x.shape)}; it must have 2 to 4 dimensions and broadcast to (B, H, Q, K)")
     return Mask(x[(None,) * (4 - x.ndim)])
-
-
-def bind(a: Allow, keys: int) -> Allow:
-    """The same rule with every Padding told how many keys there are, read from the device once per call."""
-    match a:
-        case Padding(lengths, side):
-            if not lengths.numel():
-                return All()
-            low, high = (int(lengths.min()), int(lengths.max())) if readable(lengths) else (0, keys)
-            if side == "right":
-                return BoundPadding(torch.zeros_like(lengths), lengths, (0, high), (0, low))
-            return BoundPadding(keys - lengths, torch.full_like(lengths, keys), (keys - high, keys), (keys - low, keys))
-        case Both(x, y):
-            return Both(bind(x, keys), bind(y, keys))
-        case Either(x, y):
-            return Either(bind(x, keys), bind(y, keys))
-        case Not(x):
-            return Not(bind(x, keys))
-        case Behind(n, x):
-            return Behind(n, bind(x, keys - n))
-        case _:
-            return a
 
 
 def same_for_all(a: Allow) -> bool:

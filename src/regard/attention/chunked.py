@@ -17,7 +17,7 @@ from ..errors import CombinationError
 from ..selection.fast_weights import CHUNK, FastWeights
 from ..selection.linear import Linear
 from ..values import readable
-from .allow import All, Allow, Both, Call, Causal, Tile, bind, rule, same_for_all
+from .allow import All, Allow, Both, Call, Causal, Tile, rule, same_for_all
 from .gradients import only_once
 from .problem import Problem
 from .tiled import trains
@@ -141,7 +141,7 @@ def order_after(allow: Allow | Tensor | None, p: Problem, held: int) -> Order | 
     B, H, _, Q, K, _, _ = p.sizes
     ruled = rule(allow)
     ruled.check(Call(B, H, Q, held + K, held, p.q.device))
-    return order(bind(ruled, held + K))
+    return order(ruled.bind(held + K))
 
 
 def flops(p: Problem) -> int:

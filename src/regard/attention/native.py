@@ -106,7 +106,7 @@ def kernel_of(p: Problem) -> Kernel | None:
         return None
     if p.inner.softmax_temperature is not None:
         return _SOFTMAX if p.inner.softmax_temperature == 1.0 else None
-    made = p.inner.kernel(p.geometry.distance(p.q.shape[-1]))
+    made = p.kernel
     # GD among all coherent keys is a softmax with keys refused, which C has not.
     return None if made is None or made.kind == "relaxed" else made
 
@@ -152,32 +152,32 @@ class Met:
 
 def met(allow: Allow) -> Met | None:
     """A bound rule as C reads it; None where it cannot be written so."""
-    match allow:
-        case All():
-            return Met()
-        case Causal():
-            return Met(ahead=0)
-        case Window(keys, ahead):
-            return Met(back=int(keys) - 1, ahead=int(ahead))
-        case Prefix(n):
-            return Met(high=min(int(n), MOST))
-        case BoundPadding():
-            return Met(padding=allow)
-        case Document(ids):
-            return Met(ids=ids)
-        case Mask(allowed):
-            return Met(mask=allowed)
-        case Both(a, b):
-            x, y = met(a), met(b)
-            if x is None or y is None:
-                return None
-            if any(getattr(x, n) is not None and getattr(y, n) is not None for n in ("padding", "ids", "mask")):
-                return None
-            back, ahead = (max(s, t) if min(s, t) < 0 else min(s, t) for s, t in ((x.back, y.back), (x.ahead, y.ahead)))
-            ids, mask = (s if t is None else t for s, t in ((x.ids, y.ids), (x.mask, y.mask)))
-            return Met(back, ahead, min(x.high, y.high), x.padding or y.padding, ids, mask)
-        case _:
-            return None
+    # By the very type: a rule that somebody derived from one of these may allow something else.
+    written = _MET.get(type(allow))
+    return None if written is None else written(allow)
+
+
+def _met_both(both: Both) -> Met | None:
+    x, y = met(both.a), met(both.b)
+    if x is None or y is None:
+        return None
+    if any(getattr(x, n) is not None and getattr(y, n) is not None for n in ("padding", "ids", "mask")):
+        return None
+    back, ahead = (max(s, t) if min(s, t) < 0 else min(s, t) for s, t in ((x.back, y.back), (x.ahead, y.ahead)))
+    ids, mask = (s if t is None else t for s, t in ((x.ids, y.ids), (x.mask, y.mask)))
+    return Met(back, ahead, min(x.high, y.high), x.padding or y.padding, ids, mask)
+
+
+_MET: dict[type[Allow], Callable[[Any], Met | None]] = {
+    All: lambda _: Met(),
+    Causal: lambda _: Met(ahead=0),
+    Window: lambda a: Met(back=int(a.keys) - 1, ahead=int(a.ahead)),
+    Prefix: lambda a: Met(high=min(int(a.n), MOST)),
+    BoundPadding: lambda a: Met(padding=a),
+    Document: lambda a: Met(ids=a.ids),
+    Mask: lambda a: Met(mask=a.allowed),
+    Both: _met_both,
+}
 
 
 def softens(p: Problem) -> bool:
@@ -210,9 +210,11 @@ def lower(p: Problem) -> Lowered:
     q, k = _rows_adjacent(q), _rows_adjacent(k)
     (B, H, Q, W), (_, G, K, _) = q.shape, k.shape
     c = p.geometry.factor(W)
-    new_q, new_k, bias = (torch.empty(s, dtype=torch.float32, device="cpu") for s in ((B, H, Q, W), (B, G, K, W), (B, G, K)))
-    call = Centre(*(x.data_ptr() for x in (q, k, new_q, new_k, bias)), B, H, G, Q, K, W, *q.stride()[:3], *k.stride()[:3], c)
-    call.threads = torch.get_num_threads()
+    new_q, new_k, bias = q.new_empty(B, H, Q, W), k.new_empty(B, G, K, W), k.new_empty(B, G, K)
+    call = Centre(
+        q.data_ptr(), k.data_ptr(), new_q.data_ptr(), new_k.data_ptr(), bias.data_ptr(), B, H, G, Q, K, W,
+        *q.stride()[:3], *k.stride()[:3], c, torch.get_num_threads(),
+    )  # fmt: skip
     _done(p, library().rows_centre(ctypes.byref(call)))
     return Lowered(new_q, new_k, 2 * c, bias, lambda: -c * new_q.square().sum(-1))
 
@@ -233,7 +235,7 @@ def attend(p: Problem, x: Mapping[str, Tensor], scale: float) -> Tensor:
     out = torch.empty((B, H, Q, call.E), dtype=torch.float32, device="cpu")
     top = None if threshold is None else out.new_empty(B, H, Q)
     best = None if kernel.least is None else out.new_empty(B, H, Q)
-    call.out, call.top, call.best = (_address(y, held) for y in (out, top, best))
+    call.out, call.top, call.best = out.data_ptr(), _address(top, held), _address(best, held)
     _run(p, call, held, library().rows_attend)
     kept: Tensor | None = None
     if best is not None and kernel.least is not None:
@@ -298,7 +300,8 @@ def _call(p: Problem, x: Mapping[str, Tensor], scale: float, kernel: Kernel, hel
     q, k, v = (_rows_adjacent(x[n]) for n in "qkv")
     (B, H, Q, W), (_, G, K, E) = q.shape, v.shape
     call = Call(B=B, H=H, G=G, Q=Q, K=K, W=W, E=E, k_kept=kernel.keep, offset=p.offset)
-    call.q, call.k, call.v = (_address(y, held) for y in (q, k, v))
+    held += (q, k, v)
+    call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
     call.q_batch, call.q_head, call.q_row, _ = q.stride()
     call.k_batch, call.k_head, call.k_row, _ = k.stride()
     call.v_batch, call.v_head, call.v_row, _ = v.stride()
@@ -389,9 +392,6 @@ def _readable(x: Tensor) -> bool:
 
 def _rows_adjacent(x: Tensor) -> Tensor:
     """x with its last dimension adjacent; a negated view has other numbers in memory than it shows."""
-    x = x.detach().resolve_neg()
-    return (
-        x
-        if (x.stride(-1) == 1 or x.shape[-1] == 1) and not x.data_ptr() & 3
-        else x.clone(memory_format=torch.contiguous_format)
-    )
+    if (x.stride(-1) == 1 or x.shape[-1] == 1) and not x.is_neg() and not x.data_ptr() & 3:
+        return x
+    return x.detach().resolve_neg().clone(memory_format=torch.contiguous_format)

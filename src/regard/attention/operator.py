@@ -15,7 +15,7 @@ from ..selection import Selection
 from ..state import State
 from ..values import transformed
 from . import chunked, columns, flex, fused, library, native, tiled, triton
-from .allow import Allow, bind, rule
+from .allow import Allow, rule
 from .gradients import full_precision
 from .packed import facts_of
 from .plan import Plan, choose, plan
@@ -144,7 +144,7 @@ def solve_after(
     """
     held, carry = written
     if torch.compiler.is_compiling() or (library.is_called_for(q) and not transformed()):
-        if chunked.order(bind(rule(allow), held + k.shape[2])) is None:
+        if chunked.order(rule(allow).bind(held + k.shape[2])) is None:
             return None
         return library.call_after(q, k, v, facts_of(spec, None, None, None), allow, state, written)
     problem = pose(q, k, v, spec, (None, None, None), None, replace(state, offset=None))

@@ -113,7 +113,7 @@ def choose(p: Problem) -> tuple[Backend, list[str]]:
             why.append(f"{inner.name} returns both sides of a gradient: tiles that add to rows and to columns")
         else:
             why.append(f"{inner.name} is no softmax: tiles of query rows, made again in backward")
-        if inner.kernel(geometry.distance(1)) is not None:
+        if p.kernel is not None:
             left = native.why_not(p)
             why.append(
                 "blocks of rows in C, whose scores stay in a core's cache" if left is None else f"tiles are torch's: {left}"

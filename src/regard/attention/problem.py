@@ -15,10 +15,10 @@ from ..geometry import Dot, Geometry
 from ..geometry.base import Lowered, Slot, Turn, stay
 from ..position import Position
 from ..selection import Selection
-from ..selection.base import Refusal
+from ..selection.base import Kernel, Refusal
 from ..state import State
 from ..values import readable
-from .allow import Allow, Call, bind, rule
+from .allow import Allow, Call, rule
 from .spec import Spec, make, parse
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -75,6 +75,11 @@ class Problem:
         return self.geometry is not self.spec.geometry
 
     @cached_property
+    def kernel(self) -> Kernel | None:
+        """The row map as kernels know it, ours in C and those of devices; None where it is no such map."""
+        return self.inner.kernel(self.geometry.distance(self.q.shape[-1]))
+
+    @cached_property
     def turn(self) -> Turn:
         position = self.spec.position
         if not position.turns:
@@ -127,7 +132,7 @@ class Problem:
     def parameters(self) -> dict[str, Tensor]:
         """What the selection reads from the state."""
         inner = self.inner
-        whole = {name: self.state.tensor(name, str(inner)).to(self.q.dtype) for name in inner.needs}
+        whole = {name: self.state.tensor(name, inner).to(self.q.dtype) for name in inner.needs}
         return whole | {p.name: p.read(self.state, inner, self.q) for p in inner.per_head}
 
     def start_carry(self) -> Tensor | None:
@@ -195,7 +200,7 @@ def pose(
     offset = K - Q if state.offset is None else state.offset
     ruled = rule(allow)
     ruled.check(Call(B, H, Q, K, offset, q.device))
-    return Problem(q, k, v, chosen, bind(ruled, K), state, offset)
+    return Problem(q, k, v, chosen, ruled.bind(K), state, offset)
 
 
 def _spec(spec: str | Spec | None, parts: tuple[Geometry | None, Selection | None, Position | None]) -> Spec:
@@ -217,17 +222,25 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ShapeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; make them one dtype")
     if not (q.device == k.device == v.device):
         raise ShapeError(f"q, k, v are on {q.device}, {k.device}, {v.device}; put them on one device")
-    shapes = f"q is {tuple(q.shape)}, k is {tuple(k.shape)}, v is {tuple(v.shape)}"
-    if not (q.shape[0] == k.shape[0] == v.shape[0]):
-        raise ShapeError(f"{shapes}: the batch sizes differ")
-    if k.shape[1:3] != v.shape[1:3]:
-        raise ShapeError(f"{shapes}: k and v need the same heads and the same length")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ShapeError(f"{shapes}: H={q.shape[1]} query heads is not a multiple of G={k.shape[1]} key heads")
-    if q.shape[3] != k.shape[3]:
-        raise ShapeError(f"{shapes}: q and k need the same width D")
-    if q.shape[3] == 0 or v.shape[3] == 0:
-        raise ShapeError(f"{shapes}: widths of 0 hold nothing to compare")
+    problem = _misfit(q.shape, k.shape, v.shape)
+    if problem is not None:
+        raise ShapeError(f"q is {tuple(q.shape)}, k is {tuple(k.shape)}, v is {tuple(v.shape)}: {problem}")
+
+
+def _misfit(q: torch.Size, k: torch.Size, v: torch.Size) -> str | None:
+    """Why shapes of four dimensions do not fit each other; None where they do."""
+    (B, H, _, D), (k_batch, G, K, k_width), (v_batch, v_heads, v_length, E) = q, k, v
+    if not (B == k_batch == v_batch):
+        return "the batch sizes differ"
+    if v_heads != G or v_length != K:
+        return "k and v need the same heads and the same length"
+    if G == 0 or H % G:
+        return f"H={H} query heads is not a multiple of G={G} key heads"
+    if k_width != D:
+        return "q and k need the same width D"
+    if D == 0 or E == 0:
+        return "widths of 0 hold nothing to compare"
+    return None
 
 
 def _check_state(spec: Spec, state: State, q: Tensor, v: Tensor) -> None:

@@ -218,13 +218,18 @@ def cut(x: Tensor, name: str, t: Tile) -> Tensor:
             return x
 
 
-@torch.no_grad()
 def walk(job: Job, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
-    """All tiles in turn: the output, the last carry, and the carry at the door of each segment."""
-    p = job.problem
+    """All rows: the output, the last carry, and the carry at the door of each segment of tiles."""
     whole = dict(zip(job.names, tensors, strict=True))
-    if native.takes(p, tensors):
-        return native.attend(p, whole, job.scale), None, []
+    if native.takes(job.problem, tensors):
+        return native.attend(job.problem, whole, job.scale), None, []
+    return _walk(job, whole)
+
+
+@torch.no_grad()
+def _walk(job: Job, whole: dict[str, Tensor]) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
+    """All tiles in turn."""
+    p = job.problem
     segments = job.segments()
     q = whole["q"]
     width = out_width(p)

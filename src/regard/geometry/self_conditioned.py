@@ -128,7 +128,7 @@ class SelfConditioned(Geometry):
 
 def self_of(part: Geometry, state: State, q: Tensor, weights: Mapping[str, str]) -> Self:
     """The state's self as a part reads it: s (B, S) or (1, S), and weights of these axes, checked, in the dtype of q."""
-    me = state.need("self", str(part))
+    me = state.need("self", part)
     if not isinstance(me, Self):
         raise StateError(f"state.self is a {type(me).__name__}; pass State(self=Self(s, weights))")
     s = me.s if me.s.ndim == 2 else me.s.unsqueeze(0)
@@ -147,7 +147,7 @@ def self_of(part: Geometry, state: State, q: Tensor, weights: Mapping[str, str])
 
 def still(part: Geometry, state: State) -> bool:
     """True when s is 0 and neither it nor a weight is being trained."""
-    me = state.need("self", str(part))
+    me = state.need("self", part)
     if not isinstance(me, Self):
         return False
     return magnitude(me.s, "state.self.s") == 0 and not any(t.requires_grad for t in (me.s, *me.weights.values()))

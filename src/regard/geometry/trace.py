@@ -114,7 +114,7 @@ class Trace(Geometry):
         return f"the metric acts before {at} turns q and k, so {at} would do nothing; use base=dot or alibi"
 
     def _tensors(self, state: State) -> list[Tensor]:
-        trace = state.need("trace", str(self))
+        trace = state.need("trace", self)
         if not isinstance(trace, Tensor | LowRank):
             raise StateError(f"state.trace is a {type(trace).__name__}; it must be a tensor (G, D, D) or a LowRank")
         return trace.tensors() if isinstance(trace, LowRank) else [trace]

@@ -63,7 +63,7 @@ class Relative(Position):
         return table[self.bucket(q_at, k_at)].permute(2, 0, 1).to(like.dtype)
 
     def table(self, state: State) -> Tensor:
-        return state.tensor("relative", str(self))
+        return state.tensor("relative", self)
 
     def initial(self, sizes: Sizes) -> dict[str, Tensor]:
         return {"relative": torch.zeros(self.buckets, sizes.H)}

@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import torch
 
-from ...selection.base import Kernel
 from ..problem import Problem
 from . import rule
 
@@ -17,13 +16,9 @@ WIDEST = 256
 MOST_KEPT = 64
 
 
-def kernel(p: Problem) -> Kernel | None:
-    return p.inner.kernel(p.geometry.distance(p.q.shape[-1]))
-
-
 def refusal(p: Problem, asked: bool = False) -> str | None:
     """Why no kernel takes a problem; None where one does. Triton's interpreter serves whoever `asked` for the kernels."""
-    made = kernel(p)
+    made = p.kernel
     table = p.spec.position.table(p.state)
     if made is None:
         return f"{p.inner.name} has no kernel"

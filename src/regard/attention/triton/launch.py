@@ -14,7 +14,7 @@ from ...selection.base import Kernel
 from ..gradients import only_once
 from ..problem import Problem
 from . import kernels
-from .choice import interpreted, kernel
+from .choice import interpreted
 from .rule import Range, ranged
 
 # Their arguments are typed by triton's compiler, not by Python.
@@ -47,7 +47,7 @@ class Job:
 
 def attend(p: Problem, low: Lowered, dtype: torch.dtype) -> Tensor:
     """The result of a problem that a kernel takes; products in `dtype`, sums in float32 or float64."""
-    made = kernel(p)
+    made = p.kernel
     assert made is not None
     real = torch.promote_types(dtype, torch.float32)
     H, G = low.q.shape[1], low.k.shape[1]
