@@ -56,7 +56,6 @@ class Work:
     seconds: float = SECONDS
 
 
-
 def cases(bench: Bench) -> list[Case]:
     return [Case(f"{what} beside {where}", lambda w=what, p=where: _row(bench, w, p)) for what in CALLS for where in ELSEWHERE]
 
@@ -147,7 +146,9 @@ def _row(bench: Bench, what: str, where: str) -> Row:
     ratios = [b / q for b, q in zip(busy, quiet, strict=True)]
     low, high = quartiles(ratios)
     reach = None if what in ("SDPA itself", OWN_THREADS) else REACH
-    return Row(what, f"{work.run}, beside {where}", "alone", median(busy), median(quiet), median(ratios), low, high, reach, "times")
+    return Row(
+        what, f"{work.run}, beside {where}", "alone", median(busy), median(quiet), median(ratios), low, high, reach, "times"
+    )
 
 
 def _turns(bench: Bench, what: str, where: str) -> tuple[Work, list[float], list[float]]:

@@ -4,6 +4,9 @@ A step is forward, loss, backward and AdamW; data is given. Each library is trai
 `torch.optim.AdamW` as it comes; ours with what `regard train` uses. x-transformers is met twice, as it is installed and with its
 option `attn_flash`; `transformers` uses SDPA by itself. GPT-2's weights are copied, so that both sides walk through the same
 losses; x-transformers' model differs in details (no biases in attention, its own start), so both sides only have to learn.
+
+Compiled rows give both sides what torch has for anyone: `torch.compile` of the model and its loss in one graph, and AdamW in one fused
+pass. Compiling takes minutes, so that a quick run leaves them out.
 """
 
 from __future__ import annotations
@@ -37,13 +40,24 @@ def cases(bench: Bench) -> list[Case]:
             lambda: _against(bench, "x-transformers (attn_flash)", _x_transformers(True), "gelu", Reach(1.15, "faster")),
         ),
         Case("training against transformers GPT-2", lambda: _against(bench, "transformers", _gpt2(), "gelu_tanh", Reach(1.1, "faster"))),
+        *([] if bench.settings.quick else [
+            Case(
+                f"training against x-transformers, {peer}, both compiled",
+                lambda p=peer, f=flash: _against(
+                    bench, f"x-transformers ({p}), both compiled", _x_transformers(f), "gelu", Reach(1.15, "faster"), compiled=True
+                ),
+            )
+            for peer, flash in (("as installed", False), ("attn_flash", True))
+        ]),
     ]  # fmt: skip
 
 
 Forward = Callable[[Tensor], Tensor]
 
 
-def _against(bench: Bench, peer: str, theirs: tuple[nn.Module, Forward], activation: Any, reach: Reach) -> Row:
+def _against(
+    bench: Bench, peer: str, theirs: tuple[nn.Module, Forward], activation: Any, reach: Reach, compiled: bool = False
+) -> Row:
     draw = torch.Generator().manual_seed(0)
     length, batch = bench.settings.size(LENGTH), 2 if bench.settings.quick else BATCH
     x, y = (torch.randint(0, VOCABULARY, (batch, length), generator=draw) for _ in range(2))
@@ -53,9 +67,13 @@ def _against(bench: Bench, peer: str, theirs: tuple[nn.Module, Forward], activat
     same = type(other).__name__ == "GPT2LMHeadModel"
     if same:
         _copy(other, model)
-    mine = _step(lambda t: model(t).logits, adamw(model, OptimConfig(lr=RATE, beta_2=0.999, weight_decay=0.01)), x, y)
-    steps = (mine, _step(forward, torch.optim.AdamW(other.parameters(), lr=RATE), x, y))
-    for step in steps:
+    optimizers = (
+        adamw(model, OptimConfig(lr=RATE, beta_2=0.999, weight_decay=0.01)),
+        torch.optim.AdamW(other.parameters(), lr=RATE, fused=True if compiled else None),
+    )
+    sides = zip((lambda t: model(t).logits, forward), optimizers, strict=True)
+    mine, others = (_step(f, optimizer, x, y, compiled) for f, optimizer in sides)
+    for step in (mine, others):
         seen = [float(step()) for _ in range(STEPS)]
         if not min(seen[1:]) < seen[0]:
             raise AssertionError(f"a side does not learn: losses {seen}")
@@ -63,7 +81,8 @@ def _against(bench: Bench, peer: str, theirs: tuple[nn.Module, Forward], activat
         "GPT 6 × 384",
         f"training step, {batch} × {length} tokens",
         peer,
-        *steps,
+        mine,
+        others,
         reach,
         # AdamW as it comes decays biases too, which moves the losses of equal models apart in the fourth digit.
         tolerance=1e-3 if same else 0.5,
@@ -73,9 +92,16 @@ def _against(bench: Bench, peer: str, theirs: tuple[nn.Module, Forward], activat
     return row
 
 
-def _step(forward: Forward, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Callable[[], Tensor]:
+def _step(
+    forward: Forward, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, compiled: bool = False
+) -> Callable[[], Tensor]:
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(forward(x).flatten(0, 1), y.flatten())
+
+    made = torch.compile(loss_of) if compiled else loss_of
+
     def call() -> Tensor:
-        loss = F.cross_entropy(forward(x).flatten(0, 1), y.flatten())
+        loss = made(x, y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
