@@ -30,6 +30,8 @@ LINES = [
     "abstain(entmax(1.5), null_logit=1.0)", "abstain(topk(4), threshold=0.5)", "abstain(hard, threshold=0.5)",
     "trace(gamma=0.2) | sparsemax", "rope | entmax(1.5)", "trace(gamma=0.2)", "euclidean", "abstain(softmax, null_logit=0.3)",
     "self_conditioned(form=self_token)", "self_conditioned(form=key_bias)", "abstain(softmax, threshold=0.2)", "rbf | rope",
+    "alibi | entmax(1.5)", "alibi | topk(3)", "alibi | hard", "alibi | gd(coherence=0.02)", "euclidean | alibi | sparsemax",
+    "alibi | abstain(sparsemax, threshold=0.5)",
 ]  # fmt: skip
 ALLOWED = [
     "all",
@@ -276,12 +278,18 @@ def test_half_precision_is_computed_in_float32():
         ("additive | sparsemax", torch.float32, "tiles are torch's: additive is no dot product"),
         ("trace", torch.float32, "nothing is trained: blocks of rows in C"),
         ("pointer(sparsemax)", torch.float32, "pointer returns the weights"),
-        ("alibi | sparsemax", torch.float32, "tiles are torch's: alibi adds a bias to each pair"),
+        ("alibi | sparsemax", torch.float32, "blocks of rows in C"),
+        ("alibi", torch.float32, "one row of numbers, of which every mask is a view"),
+        (
+            "relative | sparsemax",
+            torch.float32,
+            "tiles are torch's: relative adds a bias to each pair, and no line by distance",
+        ),
     ],
 )
 def test_the_plan_says_who_computes(line, dtype, because):
     q = torch.randn(1, 2, 4, 6, dtype=dtype)
-    found = explain(q, q, q, line, state=State(trace=torch.ones(2, 6, 6, dtype=dtype)))
+    found = explain(q, q, q, line, state=State(trace=torch.ones(2, 6, 6, dtype=dtype), relative=torch.zeros(32, 2)))
     assert because in str(found) or ("trained" in because and not instrumented().rows_use_wide(1))
 
 

@@ -314,6 +314,21 @@ INLINE void NAME(list)(const int vectors, const int reaching, const float *st, i
         }
 }
 
+// Less the slope of its head for each step between a row's query and a key: st[j][r] -= slope[r] |place[r] - j|.
+static void NAME(lean)(const Call *c, const Rows *at, int vectors, int64_t n, float *st) {
+    float slope[MAX_LANES] = {0}, place[MAX_LANES] = {0};
+    for (int64_t r = 0; r < at->count; r++) {
+        slope[r] = -c->slope[at->head[r]];
+        place[r] = (float)(c->offset + at->query[r] - at->lo);
+    }
+    for (int64_t j = 0; j < n; j++)
+        for (int m = 0; m < vectors; m++) {
+            float *to = st + (j * vectors + m) * LANES;
+            V apart = sub(load(place + m * LANES), set1((float)j));
+            store(to, fma(load(slope + m * LANES), largest(apart, sub(set1(0), apart)), load(to)));
+        }
+}
+
 // Scores of a block and, of the selections that list, what each row lists. Gives 0 where its rows meet no key, or memory is out.
 static int NAME(prepare)(const Call *c, int64_t group, int64_t number, Block *b) {
     const int vectors = c->vectors;
@@ -344,6 +359,7 @@ static int NAME(prepare)(const Call *c, int64_t group, int64_t number, Block *b)
         const float *bias = c->bias + bias_row(c, at, r) + at->lo;
         for (int64_t j = 0; j < n; j++) st[j * rows + r] += bias[j];
     }
+    if (c->slope) NAME(lean)(c, at, vectors, n, st);
     hide(c, at, rows, st);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t s = 0; s < c->slots; s++)

@@ -37,6 +37,7 @@ _NOT_FINITE, _NO_MEMORY = 1, 2
 _P, _L, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _POINTERS = (
     "q", "k", "v", "out", "bias", "alpha", "slot_score", "slot_value", "mask", "ids", "first", "last", "top", "best",
+    "slope",
 )  # fmt: skip
 _NUMBERS = (
     "B", "H", "G", "Q", "K", "W", "E", "slots", "k_kept",
@@ -131,8 +132,8 @@ def _why_not(p: Problem) -> str | None:
         return "C computes in float32"
     if not p.geometry.lowers:
         return f"{p.geometry.name} is no dot product"
-    if p.spec.position.biases:
-        return f"{p.spec.position.name} adds a bias to each pair"
+    if p.spec.position.biases and p.spec.position.slope_per_head(1) is None:
+        return f"{p.spec.position.name} adds a bias to each pair, and no line by distance"
     if p.k.shape[2] >= MOST:
         return f"there are {p.k.shape[2]} keys, and C counts to {MOST}"
     return reason()
@@ -181,9 +182,12 @@ _MET: dict[type[Allow], Callable[[Any], Met | None]] = {
 
 
 def softens(p: Problem) -> bool:
-    """True where C is the faster softmax: several rows, nothing trained, and vectors of sixteen; by eight torch's kernel is as fast."""
+    """True where C is the faster softmax: several rows, nothing trained, and vectors of sixteen; by eight torch's kernel is as fast.
+
+    Where each pair has a bias, torch's kernel with a row of them is as fast at 1024 keys, and at 4096 the faster one.
+    """
     rows = p.q.shape[1] // p.k.shape[1] * p.q.shape[2]
-    if rows < 4 or p.inner.softmax_temperature != 1.0 or why_not(p) is not None or not _is_wide():
+    if rows < 4 or p.spec.position.biases or p.inner.softmax_temperature != 1.0 or why_not(p) is not None or not _is_wide():
         return False
     return not _trains(p)
 
@@ -307,6 +311,9 @@ def _call(p: Problem, x: Mapping[str, Tensor], scale: float, kernel: Kernel, hel
     call.v_batch, call.v_head, call.v_row, _ = v.stride()
     call.scale_by, call.kind, call.tie_right = scale, _KINDS[kernel.kind], kernel.right
     call.threads = torch.get_num_threads()
+    slopes = p.spec.position.slope_per_head(H)
+    if slopes is not None:
+        call.slope = _address(torch.tensor(slopes, dtype=torch.float32, device="cpu"), held)
     if kernel.kind == "entmax":
         if kernel.alpha == "learned":
             call.alpha = _address(x["param.alpha"].contiguous(), held)

@@ -35,6 +35,7 @@ typedef struct {
     const int64_t *ids;      /* (B or 1, K): only equal ones meet; NULL: all */
     const int64_t *first, *last; /* (B): keys from first to before last; NULL: all */
     float *top, *best;           /* (B, H, Q): the largest score among keys, and with slots; or NULL */
+    const float *slope;          /* (H): what a score loses for each step between its query and its key; NULL: nothing */
     int64_t B, H, G, Q, K, W, E, slots, k_kept;
     int64_t q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row;
     int64_t start, stop;      /* query rows to do */
