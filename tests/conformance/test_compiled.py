@@ -1,6 +1,8 @@
 """Compiled: every row of the tables is one operator in one graph, forward and backward, and decoding compiles once."""
 
 import logging
+import os
+import shutil
 
 import pytest
 import torch
@@ -30,6 +32,7 @@ from regard.position import Alibi
 from regard.selection import Abstain, Entmax, TopK
 
 LINES = [*every(GEOMETRY_SPECS), *every(SELECTION_SPECS), *every(POSITION_SPECS)]
+CXX = next((c for c in (os.environ.get("CXX"), "g++", "clang++") if c and shutil.which(c)), None)
 SMALL = {"vocabulary": 50, "width": 24, "depth": 2, "heads": 4}
 
 
@@ -177,6 +180,31 @@ def test_a_whole_model_compiles_into_one_graph(config):
     parameters = [p for p in model.parameters() if p.requires_grad]
     for a, b in zip(gradients(found, parameters), gradients(eager, parameters), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(CXX is None, reason="inductor writes C++ for the CPU, and no compiler is found (g++, clang++ or $CXX)")
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of its own parts, which are not what is tested here
+def test_inductor_runs_the_operator_beside_loops_of_its_own(tmp_path, monkeypatch):
+    """The real backend, forward and backward: what stands before the operator becomes C++, which the other backends never write.
+
+    One loop each way, since a compiler takes seconds for each.
+    """
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    class Waves(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attend(q.sin(), k, v, "entmax(1.5)", allow=Causal())
+
+    q, k, v = (x.float().requires_grad_() for x in inputs(SITUATIONS["causal"]))
+    # Loops without vectors: to learn which vectors a processor has, inductor compiles a program for each kind.
+    with torch._inductor.config.patch({"compile_threads": 1, "cpp.vec_isa_ok": False}):  # pyright: ignore
+        found = torch.compile(Waves(), fullgraph=True)(q, k, v)
+        of_found = gradients(found, [q, k, v])
+    assert len(list(tmp_path.rglob("*.cpp"))) >= 2, "inductor wrote no loop for a direction"
+    eager = Waves()(q, k, v)
+    torch.testing.assert_close(found, eager)
+    for a, b in zip(of_found, gradients(eager, [q, k, v]), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_parts_may_be_made_inside_and_outside_of_a_graph():
