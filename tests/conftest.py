@@ -4,7 +4,6 @@ import atexit
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
@@ -14,20 +13,6 @@ from pathlib import Path
 # waits would take them from the other, and what a test starts inherits both.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def _tiles_fault() -> bool:
-    """Whether this machine says that it multiplies bfloat16 by tiles (AMX) and dies of it, as some virtual machines do: torch believes what it says."""
-    try:
-        told = "amx_tile" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    asked = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x; torch.nn.functional.linear(x, x)"
-    return told and subprocess.run([sys.executable, "-c", asked], capture_output=True, check=False).returncode == -signal.SIGILL
-
-
-if "ONEDNN_MAX_CPU_ISA" not in os.environ and _tiles_fault():
-    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
 
 # Nobody's models, identities and compiled files are read or written, and two test processes never share theirs.
 _HOME, _OWNER = tempfile.mkdtemp(prefix="regard-tests-"), os.getpid()
@@ -55,6 +40,11 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from helpers import iris_rows  # noqa: E402
 
+from regard.train.precision import bfloat16_faults  # noqa: E402
+
+if "ONEDNN_MAX_CPU_ISA" not in os.environ and torch.cpu.get_capabilities().get("amx_bf16") and bfloat16_faults():
+    # Read when the first product is made, and inherited by the processes beside this one.
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40, database=None)
 hypothesis.settings.load_profile("fixed")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,13 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from regard.errors import RegardWarning
 from regard.models import FAMILIES
 from regard.models.downloads import open_model
-from regard.train import CheckpointError, ConfigError, TrainError, config, train
+from regard.train import CheckpointError, ConfigError, TrainError, config, precision, train
 from regard.train import checkpoint as checkpoint_module
 from regard.train.checkpoint import iter_metrics
 from regard.train.distributed import pick_device
-from regard.train.loop import Trainer, uses_bfloat16
+from regard.train.loop import Trainer
+from regard.train.precision import uses_bfloat16
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -211,6 +214,17 @@ def test_bfloat16_trains_and_is_off_where_it_is_emulated(small, tmp_path, monkey
     for able in (False, True):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: {"avx512_bf16": able})
         assert uses_bfloat16("auto", torch.device("cpu")) is able
+
+
+def test_bfloat16_is_off_where_its_tiles_are_announced_and_end_the_process(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True})
+    ends = {"import os, signal; os.kill(os.getpid(), signal.SIGILL)": True, "pass": False, "raise SystemExit(1)": False}
+    for tried, faults in ends.items():
+        monkeypatch.setattr(precision, "_TRIED", tried)
+        precision.bfloat16_faults.cache_clear()
+        with pytest.warns(RegardWarning, match="ONEDNN_MAX_CPU_ISA") if faults else contextlib.nullcontext():
+            assert uses_bfloat16("auto", torch.device("cpu")) is not faults
+    precision.bfloat16_faults.cache_clear()
 
 
 def test_an_unknown_device_is_refused():

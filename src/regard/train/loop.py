@@ -34,6 +34,7 @@ from .distributed import Ranks, part_of_step, spread, to_shards
 from .distributed import joined as joined_ranks
 from .examples import Drawing, Pairs, Windows, marks_of, seed_of
 from .optim import adamw, clip, rate, set_rate
+from .precision import uses_bfloat16
 from .report import Metrics, Reporter, reporter
 from .settings import FROM_DATA, Config, check, dump
 from .threads import FREE, FreeCores
@@ -332,16 +333,6 @@ class Trainer:
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.ranks.device.type, torch.bfloat16) if self.half else contextlib.nullcontext()
-
-
-def uses_bfloat16(dtype: str, device: torch.device) -> bool:
-    """Without instructions for it, a CPU emulates bfloat16 and is slower than in float32."""
-    if dtype != "auto":
-        return dtype == "bfloat16"
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    able = torch.cpu.get_capabilities()
-    return device.type == "cpu" and bool(able.get("amx_bf16") or able.get("avx512_bf16"))
 
 
 @contextlib.contextmanager
