@@ -17,7 +17,7 @@ from helpers import (
     trained,
 )
 
-from regard import Causal, CombinationError, State, Window, attend, inspect, parse
+from regard import Causal, CombinationError, State, Window, attend, explain, inspect, parse
 from regard.attention.reference import attend_plainly
 from regard.geometry.cosine import unit
 
@@ -63,13 +63,15 @@ def test_zero_keys_and_queries_have_finite_gradients(line, dtype):
 
 @pytest.mark.parametrize("sizes", [{"keys": 0}, {"queries": 0}, {"batch": 0}, {"keys": 0, "queries": 0}], ids=str)
 @pytest.mark.parametrize("line", LINES)
-def test_no_rows_and_no_keys_have_gradients_of_zero(line, sizes):
+@pytest.mark.parametrize("allow", [None, Causal()], ids=["all", "causal"])
+def test_no_rows_and_no_keys_have_gradients_of_zero(line, allow, sizes):
     situation, spec = Situation(**sizes), parse(line)
     if not situation.suits(spec):
         return
     state, leaves = trained(state_for(spec, situation))
     q, k, v = (x.requires_grad_() for x in inputs(situation))
-    out = attend(q, k, v, spec, state=state)
+    assert explain(q, k, v, spec, allow=allow, state=state).flops >= 0
+    out = attend(q, k, v, spec, allow=allow, state=state)
     out.sum().backward()
     assert all(x.grad is not None and not x.grad.any() for x in (q, k, v))
     needed = [x for x in leaves if x.grad is not None]

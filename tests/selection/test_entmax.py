@@ -120,3 +120,24 @@ def test_energy_is_minus_the_largest_regularised_value():
             p = torch.softmax(random(1, 2, 5, 5, scale=2), -1)
             value = (p * scores).sum(-1) + (1 - p.pow(alpha).sum(-1)) / (alpha * (alpha - 1))
             assert (seen.energy <= -value + 1e-9).all()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("alpha", [3.0, 4.0, 6.0, 9.0, "learned"])
+def test_gradients_of_a_steep_alpha_are_finite_and_sum_to_zero(alpha, native, monkeypatch):
+    """Above α = 2 a small weight has a large slope: p^(2−α) of a weight of 0 is infinite, and a small one drowns the others."""
+    if not native:
+        monkeypatch.setattr("regard.attention.native.library", lambda: None)
+    steep = 5.0 if alpha == "learned" else alpha
+    small = 1e-4 ** (1 / (steep - 1))
+    # Two weights, small and 1 − small, and a key that has none.
+    gap = ((1 - small) ** (steep - 1) - small ** (steep - 1)) / (steep - 1)
+    keys = torch.tensor([0.0, -gap, -9.0]).view(1, 1, 3, 1).requires_grad_()
+    values = torch.tensor([1003.0, 1004.0, 1005.0]).view(1, 1, 3, 1)
+    out = attend(
+        torch.ones(1, 1, 1, 1), keys, values, f"dot(scale=1) | entmax({alpha})", state=State(alpha=torch.tensor([steep]))
+    )
+    (found,) = torch.autograd.grad(out, keys)
+    slopes = torch.tensor([1 - small, small], dtype=F64) ** (2 - steep)
+    slope = float(slopes.prod() / slopes.sum())
+    torch.testing.assert_close(found.flatten().double(), torch.tensor([-slope, slope, 0], dtype=F64), rtol=2e-2, atol=0)

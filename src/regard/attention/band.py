@@ -38,8 +38,8 @@ class Band:
 
 def serves(p: Problem) -> bool:
     """True when the rule and the bias of a pair depend on how far apart its tokens stand, and every row meets a key."""
-    position = p.spec.position
-    return position.biases and position.shift_invariant and p.allow.by_distance and not _starves(p)
+    position, there = p.spec.position, p.q.shape[2] and p.k.shape[2]
+    return bool(there) and position.biases and position.shift_invariant and p.allow.by_distance and not _starves(p)
 
 
 def band(p: Problem, like: Tensor, table: Tensor | None, temperature: float) -> Band:

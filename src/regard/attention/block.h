@@ -513,10 +513,16 @@ static void NAME(row_backward)(const Call *c, Block *b, int64_t r, int64_t split
         x = c->kind == TOPK ? x : alpha == 2 ? keep(above(x, set1(0)), set1(1)) : alpha == 1.5f ? root(x) : NAME(power)(x, set1(2 - alpha));
         store_part(w + i, there, x);
     }
-    float all = 0, mean = 0;
+    int64_t most = 0;
     for (int64_t i = 0; i < count; i++) {
         const float *from = places[i] < n ? b->v + places[i] * c->v_row : slots ? slots + (places[i] - n) * E : 0;
         d[i] = from ? NAME(dot)(grad, from, E) : 0;
+        if (w[i] > w[most]) most = i;
+    }
+    // Above alpha = 2 one w can outweigh all others, and its own d is nearly the mean: measured from there, nothing is lost.
+    float all = 0, mean = 0, origin = d[most];
+    for (int64_t i = 0; i < count; i++) {
+        d[i] -= origin;
         all += w[i];
         mean += w[i] * d[i];
     }

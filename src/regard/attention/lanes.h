@@ -114,9 +114,9 @@ INLINE V NAME(logarithm)(V x) {
     return fma(n, set1(0.693145752f), fma(n, set1(1.42860677e-6f), p));
 }
 
-// u^e for u > 0; zero stays zero, and what would be denormal is nearly so.
+// u^e for u > 0; zero stays zero, what would be denormal is nearly so, and many of the largest can still be summed.
 INLINE V NAME(power)(V u, V e) {
     M there = above(u, set1(0));
-    V p = NAME(exponential)(smallest(largest(mul(e, NAME(logarithm)(largest(u, set1(1e-30f)))), set1(-85.0f)), set1(85.0f)));
+    V p = NAME(exponential)(smallest(largest(mul(e, NAME(logarithm)(largest(u, set1(1e-30f)))), set1(-85.0f)), set1(60.0f)));
     return keep(there, p);
 }

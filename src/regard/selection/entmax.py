@@ -62,13 +62,16 @@ def _norm_and_slope(x: Tensor, tau: Tensor, e: float | Tensor) -> tuple[Tensor, 
 
 
 _FLOOR = 1e-30
-_LEAST_LOG = -85.0
-"""log 0, exp of less than this, and denormals take the slow way through the vector units: ten times the time of a pass."""
+_LEAST_LOG, _MOST_LOG = -85.0, 60.0
+"""log 0, exp of less than this, and denormals take the slow way through the vector units: ten times the time of a pass.
+
+Many numbers at the upper end can still be summed in float32.
+"""
 
 
 def power(u: Tensor, e: float | Tensor) -> Tensor:
     """u^e for u of at least _FLOOR."""
-    return u.log().mul_(e).clamp_min_(_LEAST_LOG).exp_()
+    return u.log().mul_(e).clamp_(_LEAST_LOG, _MOST_LOG).exp_()
 
 
 def _weights(u: Tensor, e: float | Tensor) -> Tensor:
@@ -103,6 +106,9 @@ class _Entmax(torch.autograd.Function):
         p: Tensor = ctx.saved_tensors[0]
         alpha: float | Tensor = ctx.saved_tensors[1] if ctx.alpha is None else ctx.alpha
         w = _support_weight(p, alpha)
+        if isinstance(alpha, Tensor) or alpha > 2:
+            # The smallest p has by far the largest w, so that its own gradient is nearly the mean; measured from there, none is lost.
+            grad = grad - grad.gather(-1, w.argmax(-1, keepdim=True))
         total = w.sum(-1, keepdim=True)
         mean = (w * grad).sum(-1, keepdim=True) / total
         d_scores = w * (grad - mean)
