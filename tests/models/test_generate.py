@@ -17,6 +17,7 @@ from regard.models import FAMILIES, GPT2Config, LlamaConfig, generate, perplexit
 from regard.models.base import Model
 from regard.models.decode.generate import Sampling, Token, logits_of, stream
 from regard.models.generation_info import GenerationInfo
+from regard.position import Rope
 from regard.selection import SELECTIONS
 
 LLAMA = LlamaConfig(vocabulary=61, width=24, depth=2, heads=6, key_heads=2, hidden=40, context=64)
@@ -106,6 +107,27 @@ def test_each_row_of_a_batch_is_what_it_is_alone(model: Model):
     prompts = [PROMPT, [9], [1, 2, 3, 4, 5, 6, 7], [30, 31]]
     together = generate(model, prompts, Sampling(max_tokens=6), prefill=3)
     assert together.tokens == [uncached(model, p, 6)[0] for p in prompts]
+
+
+def stretched(seed: int = 0) -> Model:
+    """Angles that grow with the text, from its sixth token on."""
+    torch.manual_seed(seed)
+    model = dataclasses.replace(LLAMA, rope=Rope(scaling="dynamic", factor=4.0, original=6)).build().eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3) if p.ndim > 1 else None
+    return model
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_row_whose_angles_grow_with_the_text_is_what_it_is_alone(seed: int):
+    model, s = stretched(seed), Sampling(max_tokens=9, logprobs=0)
+    prompts = [PROMPT * 3, [9], [30, 31]]
+    together, alone = generate(model, prompts, s), [generate(model, p, s) for p in prompts]
+    assert together.tokens == [x.tokens[0] for x in alone]
+    assert together.logprobs is not None
+    for row, x in zip(together.logprobs, alone, strict=True):
+        assert x.logprobs is not None
+        assert row == pytest.approx(x.logprobs[0], abs=1e-4)
 
 
 def test_same_seed_gives_the_same_text_and_another_seed_another():

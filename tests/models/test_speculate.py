@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_generate import PROMPT, SPECS, Letters, gpt2, llama
+from test_generate import PROMPT, SPECS, Letters, gpt2, llama, stretched
 
 from regard.errors import SpecError
 from regard.models import FAMILIES, Model, generate, stream
@@ -46,6 +46,14 @@ def assert_same(model: Model, prompt: Any, sampling: Sampling, every: int = 5, e
 def test_every_mechanism_writes_what_it_writes_one_by_one(spec: str, sampling: Sampling) -> None:
     # Of the others a chunk is multiplied in another order than a token: equal to rounding.
     assert_same(llama(spec), PROMPT, sampling, exact=False)
+
+
+def test_angles_that_grow_with_the_text_are_not_moved_by_guesses() -> None:
+    for seed in range(4):
+        model = stretched(seed)
+        plain = generate(model, PROMPT, GREEDY)
+        texts = (with_slips(PROMPT, plain.tokens[0]),)
+        assert generate(model, PROMPT, GREEDY, speculate=Speculation(6, texts)).logprobs == plain.logprobs
 
 
 @pytest.mark.parametrize("name", ["gpt2", "ngpt", "recurrent", "routing"])

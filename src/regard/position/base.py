@@ -23,6 +23,11 @@ class Position(Part):
     """True when scores depend on how far apart two tokens stand alone, so that padding before a text changes nothing."""
 
     @property
+    def reads_length(self) -> bool:
+        """True when a token stands elsewhere in a longer text: what is read with it, padding and guesses too, moves it."""
+        return False
+
+    @property
     def early(self) -> bool:
         """True when keys may be cached as `apply` left them: it reads no state, and no later, longer text turns them again."""
         return False

@@ -66,8 +66,12 @@ class Rope(Position):
         return turned
 
     @property
+    def reads_length(self) -> bool:
+        return self.scaling == "dynamic"
+
+    @property
     def early(self) -> bool:
-        return self.scaling != "dynamic"
+        return not self.reads_length
 
     def rates(self, width: int, reach: int = 0) -> tuple[Tensor, float]:
         """The angle per position of each pair, in float64, and the factor on the length of the turned part.

@@ -55,7 +55,7 @@ class Generated:
     top: list[list[list[tuple[int, float]]]] | None = field(default=None, repr=False)
     """The most likely tokens at each place and their log-probabilities, when `Sampling.logprobs` is above 0."""
     drafted: list[int] | None = None
-    """How many tokens speculation guessed; None without it."""
+    """How many tokens speculation guessed; None without it, or where the model's positions allow none."""
     accepted: list[int] | None = None
     """How many of them were right."""
 
@@ -178,7 +178,9 @@ class _Call:
         self.overrides: Overrides = overrides_in(model) if overrides is None else overrides
         eos_ids = model.generation_info.eos_ids
         self.streams = [Stream(i, p, sampling, tokenizer, on_token, eos_ids) for i, p in enumerate(self.prompts)]
-        self.drafts = None if guesses is None else [Drafts(guesses, p) for p in self.prompts]
+        # A guess that is read lengthens the text: under such a position every token is written by itself.
+        alone = any(m.spec.position.reads_length for m in model.modules() if isinstance(m, Attention))
+        self.drafts = None if guesses is None or alone else [Drafts(guesses, p) for p in self.prompts]
 
     def run(self, decoder: Decoder, states: States, prefill: int, rooms: Rooms) -> Generator[None]:
         for group in _groups(self.model, self.prompts, self.overrides):
@@ -465,7 +467,8 @@ def _paddable(module: nn.Module, overrides: Overrides) -> bool:
     override = overrides.get(module)
     if override is not None and override.padless:
         return False
-    return module.inner.shift_invariant(module.spec.position)
+    position = module.spec.position
+    return module.inner.shift_invariant(position) and not position.reads_length
 
 
 __all__ = [
