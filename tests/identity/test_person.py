@@ -487,3 +487,23 @@ def test_smollm2_remembers_a_cat_in_four_lines():
         assert mine - base > 2.0, f"log p of the right answer: {mine:.2f} with the identity, {base:.2f} without"
         with regard.Person("nobody", mara.model, mara.tokenizer) as nobody:
             assert "Mochi" not in nobody.ask("What is my cat called?", max_tokens=32)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda p: p.rollback(None), "commits to go back"),
+        (lambda p: p.rollback(1.5), "commits to go back"),
+        (lambda p: p.forget(None), "give a source"),
+        (lambda p: p.forget(5), "give a source"),
+        (lambda p: p.strike(True), "no line True"),
+        (lambda p: p.tell(BOAT, affect=float("nan")), "affect=nan"),
+        (lambda p: p.tell([{"role": "user", "content": " "}, {"role": "assistant", "content": ""}]), "says nothing"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_named_and_changes_nobody(mara: Person, call: Any, says: str):
+    mara.tell(CAT)
+    before = mara.log()
+    with pytest.raises(RegardError, match=says):
+        call(mara)
+    assert mara.log() == before

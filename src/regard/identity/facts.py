@@ -84,7 +84,7 @@ def facts(journal: Sequence[Event], identity: Identity, tokenizer: Tokenizer | N
 
 def fact_of(listed: Sequence[Fact], number: int | str) -> Fact:
     """The fact of a number; an unknown one is answered with those that there are."""
-    if not isinstance(number, int) or not 1 <= number <= len(listed):
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= len(listed):
         there = f"lines 1 to {len(listed)}" if listed else "no lines yet"
         raise SpecError(f"there is no line {number!r:.20}: there are {there}")
     return listed[number - 1]

@@ -24,6 +24,7 @@ from ...models.tokenizer import Tokenizer
 from ..body import base_of
 from ..experience import Chat, chat_tokens, observe
 from ..read.body import PIECE
+from ..shock import checked_affect
 from ..sleep.consolidate import SleepCheckpoint, Slept, consolidate
 from ..sleep.rule import SleepRule
 from ..speaking import living
@@ -52,6 +53,11 @@ def imprint_event(
     text: str | Chat, *, source: str, rule: Rule | None = None, affect: Affect = 1.0, piece: int = PIECE
 ) -> Event:
     """The event of an imprint, with all that is needed to let it happen again."""
+    if not isinstance(text, str) and not any(m["content"].strip() for m in text):
+        raise StateError(f"{text!r:.60} says nothing: there is nothing to imprint")
+    if affect != "estimated":
+        # Before it is an event: NaN could not be written down.
+        checked_affect(affect)
     settings = {**(rule or Rule()).to_json(), "affect": affect, "piece": piece}
     return Event("imprint", source=source, text=event_text(text), rule=settings)
 

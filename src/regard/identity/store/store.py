@@ -184,8 +184,8 @@ class IdentityStore(Reading):
             if isinstance(to, str):
                 target = self._in_history(c, name, head, to)
             else:
-                if isinstance(to, bool) or not 1 <= to <= head.number:
-                    raise StoreError(f"rollback({name!r}, {to!r}): there are {head.number} commits to go back")
+                if not isinstance(to, int) or isinstance(to, bool) or not 1 <= to <= head.number:  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise StoreError(f"rollback({name!r}, {to!r:.60}): there are {head.number} commits to go back")
                 target = self.db.chain(c, head, to + 1)[-1]
             self.db.guard(c, exclusive=False)
             event = Event("rollback", rule={"to": target.id})
