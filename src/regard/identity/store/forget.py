@@ -180,7 +180,9 @@ def _removal(source: str | Event, name: str, known: set[str], events: Sequence[E
             raise StoreError(f"instead={instead!r:.60} stays of one event; {source!r} is a source, of which nothing does")
         return _Removal(_which(source, name, known))
     if not isinstance(source, Event):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise StoreError(f"forget({source!r:.60}): give a source, by its name; those of {name!r} are {', '.join(sorted(known)) or 'none'}")
+        raise StoreError(
+            f"forget({source!r:.60}): give a source, by its name; those of {name!r} are {', '.join(sorted(known)) or 'none'}"
+        )
     if source not in events or source.kind not in WRITES:
         raise StoreError(f"{name!r} holds no such event by {source.source!r}, or not any more; see journal({name!r})")
     if instead is not None and (instead == source or (instead.kind, instead.source) != (source.kind, source.source)):
