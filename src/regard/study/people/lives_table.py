@@ -152,7 +152,7 @@ def lives_table(records: Sequence[Record]) -> str:
             f"{int(length):,}", str(len(lives)), bootstrap(lives, _percent(_asked("right")), 0), bootstrap(lives, _percent(_asked("other_right")), 0),
             bootstrap(lives, pooled(lambda r: [q["nothing"] - q["nats"] for q in r["questions"]])),
             bootstrap(lives, _percent(lambda r: [rank < 3 for _, rank in r["ranks"]]), 0),
-            bootstrap(lives, _percent(lambda r: [u["new"] < u["old"] for u in r["updates"]]), 0),
+            bootstrap(lives, _percent(lambda r: [q["nats"] < q["old"]["nats"] for q in r["questions"] if "old" in q]), 0),
             f"{statistics.median(r['token_ms'] for r in lives):.1f} / {statistics.median(r['nobody_ms'] for r in lives):.1f}",
             f"{statistics.median(q['timed_choose_ms'] for r in lives for q in r['questions']):.0f}",
             f"{statistics.median(q['timed_first_s'] for r in lives for q in r['questions']):.2f} / {statistics.median(q['timed_next_s'] for r in lives for q in r['questions']):.2f}",
