@@ -9,7 +9,7 @@ from torch import Tensor
 
 from demo.extras import need
 from demo.style import COLOURS, SIGNED, WEIGHTS, Draw, Theme, picture
-from regard.attention.allow import Allow, Causal, Document, Padding, Prefix, Tile, Window, bind
+from regard.attention.allow import Allow, Causal, Document, Padding, Prefix, Tile, Window
 from regard.position import Relative, Rope, Sinusoidal
 from regard.position.alibi import slopes
 from regard.state import State
@@ -105,7 +105,7 @@ def allow(figure: Any, theme: Theme) -> None:
         ("~Window(1)", ~Window(1)),
     ]
     for ax, (name, rule) in zip(axes.flat, rules, strict=True):
-        met: Tensor = bind(rule, N).tile(Tile(0, N, 0, N, 0, torch.device("cpu"))).expand(1, 1, N, N)[0, 0]
+        met: Tensor = rule.bind(N).tile(Tile(0, N, 0, N, 0, torch.device("cpu"))).expand(1, 1, N, N)[0, 0]
         ax.imshow(met.float(), cmap=WEIGHTS, vmin=0, vmax=1.25, interpolation="nearest")
         ax.set_xticks([x - 0.5 for x in range(N)], [])
         ax.set_yticks([x - 0.5 for x in range(N)], [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from dataclasses import replace
 from threading import Barrier, Thread
@@ -384,3 +385,15 @@ def test_reads_of_what_is_learned_are_made_for_every_forward() -> None:
     assert mara.self is not None
     mara.self.s.requires_grad_(True)
     assert read_by(model, mara)[1] is not read_by(model, mara)[1]
+
+
+def test_a_model_whose_reads_are_kept_can_be_copied_and_the_copy_has_reads_of_its_own() -> None:
+    model = llama()
+    me, tokens = someone(model), torch.tensor([TEXT])
+    with living(model, me):
+        own = model(tokens).logits
+    assert "reads" in body_of(model).made
+    other = copy.deepcopy(model)
+    with living(other, me):
+        assert torch.equal(other(tokens).logits, own)
+    assert copy.copy(body_of(model).made["reads"]) is not body_of(model).made["reads"]

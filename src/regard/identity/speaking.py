@@ -126,6 +126,10 @@ class KeptReads:
         self._kept: WeakKeyDictionary[Identity, tuple[object, list[LayerRead | None]]] = WeakKeyDictionary()
         self._lock = Lock()
 
+    def __reduce__(self) -> tuple[type[KeptReads], tuple[()]]:
+        """A copy of a model has layers of its own, for which nothing was laid out."""
+        return KeptReads, ()
+
     def of(self, who: Identity, beta: float | None, body: Body) -> list[LayerRead | None]:
         parts = list(_read_tensors(who))
         if any(x.requires_grad for x in parts):
