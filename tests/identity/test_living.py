@@ -389,7 +389,7 @@ def test_reads_of_what_is_learned_are_made_for_every_forward() -> None:
 
 def test_a_model_whose_reads_are_kept_can_be_copied_and_the_copy_has_reads_of_its_own() -> None:
     model = llama()
-    me, tokens = someone(model), torch.tensor([TEXT])
+    me, tokens = someone(base_of(model)), torch.tensor([TEXT])
     with living(model, me):
         own = model(tokens).logits
     assert "reads" in body_of(model).made
