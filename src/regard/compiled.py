@@ -31,6 +31,8 @@ FLAGS = ("-O3", "-mavx2", "-mfma", "-mf16c", "-fno-math-errno", "-fPIC")
 PATIENCE = 300.0
 """Seconds that a compiler may take for each of its two calls: five alone, and many times as long beside much other work."""
 LARGEST = 1 << 24
+HERE = Path(__file__).parent
+"""Where headers are that several sources include."""
 
 
 def loaded(source: Path, signatures: Signatures) -> tuple[ctypes.CDLL | None, str | None]:
@@ -62,7 +64,8 @@ def compiled(source: Path) -> Path:
     openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     if not openmp:
         raise OSError("this torch was built with another OpenMP than GNU's")
-    text = b"\0".join(x.read_bytes() for x in (source, *sorted(source.parent.glob("*.h"))))
+    headers = (*sorted(source.parent.glob("*.h")), *sorted(HERE.glob("*.h")))
+    text = b"\0".join(x.read_bytes() for x in (source, *headers))
     key = hashlib.sha256(b"\0".join([text, *map(str.encode, FLAGS), str(openmp[0]).encode()])).hexdigest()[:16]
     folder = _folder()
     for file in sorted(folder.glob(f"{source.stem}-{key}-*.so")):

@@ -11,7 +11,7 @@
 #include <string.h>
 
 static void leave_room(void);
-#include "crew.h"
+#include "../crew.h"
 
 #define MAX_LANES 32
 #define WIDE_ROWS 8192 /* keys up to which a block has two vectors of rows */

@@ -9,7 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void leave_room(void) {} /* no scratch is held here */
+#include "../crew.h"
+
 enum { LANES = 8, BLOCK = 2 * LANES, ROWS = 6, PIECE = 96 };
+#define ALONE (1 << 22) /* products that one thread has done before a second one would have paid for being woken */
 
 /* Up to ROWS rows against all columns. m: (D, P), P a multiple of BLOCK, zeros past D. */
 static inline __attribute__((always_inline)) void rows(
@@ -58,13 +62,34 @@ static inline __attribute__((always_inline)) void rows(
     }
 }
 
+typedef struct {
+    const float *x, *m;
+    const int64_t *strides;
+    float *out, *bias;
+    int64_t batches, G, K, D, P, pieces;
+    float half;
+    int onto;
+} Bend;
+
+static void one_piece(void *of, int64_t job) {
+    const Bend *c = of;
+    int64_t D = c->D, P = c->P, K = c->K, head = job / c->pieces, b = head / c->G, g = head % c->G, i = job % c->pieces * PIECE;
+    int64_t last = i + PIECE < K ? i + PIECE : K, row = c->strides[2];
+    const float *matrix = c->m + ((c->batches == 1 ? 0 : b) * c->G + g) * D * P;
+    const float *source = c->x + b * c->strides[0] + g * c->strides[1];
+    for (; i + ROWS <= last; i += ROWS)
+        rows(source + i * row, row, matrix, c->out + (head * K + i) * D, c->bias + head * K + i, D, P, c->half, c->onto, ROWS);
+    for (; i < last; i++)
+        rows(source + i * row, row, matrix, c->out + (head * K + i) * D, c->bias + head * K + i, D, P, c->half, c->onto, 1);
+}
+
 /* x: B × G heads of K rows, at strides of batch, heads and rows; m (batches, G, D, D) with batches 1 or B, each symmetric;
  * out (B, G, K, D) and bias (B, G, K), contiguous. Returns 1 where no memory is left. */
 int bend(
     const float *x, const int64_t *strides, const float *m, int64_t batches, float *out, float *bias,
     int64_t B, int64_t G, int64_t K, int64_t D, float half, int onto, int threads
 ) {
-    int64_t P = (D + BLOCK - 1) / BLOCK * BLOCK, pieces = (K + PIECE - 1) / PIECE, matrices = batches * G;
+    int64_t P = (D + BLOCK - 1) / BLOCK * BLOCK, matrices = batches * G;
     float *padded = NULL;
     if (P != D) {
         padded = calloc((size_t)(matrices * D * P), sizeof(float));
@@ -72,19 +97,9 @@ int bend(
         for (int64_t i = 0; i < matrices * D; i++) memcpy(padded + i * P, m + i * D, (size_t)D * sizeof(float));
         m = padded;
     }
-    int64_t jobs = B * G * pieces;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && jobs > 1)
-    for (int64_t job = 0; job < jobs; job++) {
-        int64_t head = job / pieces, b = head / G, g = head % G, first = job % pieces * PIECE;
-        int64_t last = first + PIECE < K ? first + PIECE : K;
-        const float *matrix = m + ((batches == 1 ? 0 : b) * G + g) * D * P;
-        const float *source = x + b * strides[0] + g * strides[1];
-        int64_t i = first;
-        for (; i + ROWS <= last; i += ROWS)
-            rows(source + i * strides[2], strides[2], matrix, out + (head * K + i) * D, bias + head * K + i, D, P, half, onto, ROWS);
-        for (; i < last; i++)
-            rows(source + i * strides[2], strides[2], matrix, out + (head * K + i) * D, bias + head * K + i, D, P, half, onto, 1);
-    }
+    Bend c = {x, m, strides, out, bias, batches, G, K, D, P, (K + PIECE - 1) / PIECE, half, onto};
+    /* OpenMP's threads would spin for milliseconds afterwards, on the core that the scores' own helper waits for. */
+    share(one_piece, &c, B * G * c.pieces, (double)B * (double)(G * K * D) * (double)D < ALONE ? 1 : threads);
     free(padded);
     return 0;
 }

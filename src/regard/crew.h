@@ -1,4 +1,4 @@
-// Threads that share the items of one call: part of rows.c.
+// Threads that share the items of one call: part of attention/rows.c and geometry/bend.c, each of which has its own.
 //
 // Items are taken one by one from a counter, and a call ends when all of them are done, not when all threads have come: one that
 // was asked and has not been given a core yet holds nothing, and nobody waits for it. Whoever has to wait spins for some
