@@ -40,11 +40,12 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from helpers import iris_rows  # noqa: E402
 
-from regard.train.precision import bfloat16_faults  # noqa: E402
+from regard.train.precision import bfloat16_faults, capabilities  # noqa: E402
 
-if "ONEDNN_MAX_CPU_ISA" not in os.environ and torch.cpu.get_capabilities().get("amx_bf16") and bfloat16_faults():
+if "ONEDNN_MAX_CPU_ISA" not in os.environ and capabilities().get("amx_bf16") and bfloat16_faults():
     # Read when the first product is made, and inherited by the processes beside this one.
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
+    bfloat16_faults.cache_clear()
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40, database=None)
 hypothesis.settings.load_profile("fixed")

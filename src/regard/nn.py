@@ -349,7 +349,7 @@ class Attention(nn.Module):
             self.bare is not None
             and state is None
             and q.shape[2] == 1
-            and (allow is None or isinstance(allow, Causal | All))
+            and (allow is None or isinstance(allow, (Causal, All)))
             and not is_called_for(q)
         ):
             # One token after the others is what decoding does all day: the call that the plan would come to, at once.

@@ -212,12 +212,12 @@ def test_bfloat16_trains_and_is_off_where_it_is_emulated(small, tmp_path, monkey
     assert losses(tmp_path / "half")[2] == pytest.approx(losses(tmp_path / "full")[2], rel=0.02)
     assert all(t.dtype == torch.float32 for t in held(tmp_path / "half").values())
     for able in (False, True):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: {"avx512_bf16": able})
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: {"avx512_bf16": able}, raising=False)
         assert uses_bfloat16("auto", torch.device("cpu")) is able
 
 
 def test_bfloat16_is_off_where_its_tiles_are_announced_and_end_the_process(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True}, raising=False)
     ends = {"import os, signal; os.kill(os.getpid(), signal.SIGILL)": True, "pass": False, "raise SystemExit(1)": False}
     for tried, faults in ends.items():
         monkeypatch.setattr(precision, "_TRIED", tried)
@@ -225,6 +225,15 @@ def test_bfloat16_is_off_where_its_tiles_are_announced_and_end_the_process(monke
         with pytest.warns(RegardWarning, match="ONEDNN_MAX_CPU_ISA") if faults else contextlib.nullcontext():
             assert uses_bfloat16("auto", torch.device("cpu")) is not faults
     precision.bfloat16_faults.cache_clear()
+
+
+def test_an_older_torch_is_asked_for_each_capability(monkeypatch):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
+    assert uses_bfloat16("auto", torch.device("cpu"))
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    assert not uses_bfloat16("auto", torch.device("cpu")), "what cannot be asked for is not there"
 
 
 def test_an_unknown_device_is_refused():

@@ -469,4 +469,4 @@ def same_for_all(a: Allow) -> bool:
         case Not(x):
             return same_for_all(x)
         case _:
-            return isinstance(a, All | Prefix | BoundPadding)
+            return isinstance(a, (All, Prefix, BoundPadding))

@@ -47,7 +47,7 @@ def order(allow: Allow) -> Order | None:
             return None
         shown = a.shown if b.shown is None else b.shown if a.shown is None else a.shown & b.shown
         return Order(a.causal or b.causal, shown)
-    if isinstance(allow, Causal | All):
+    if isinstance(allow, (Causal, All)):
         return Order(isinstance(allow, Causal), None)
     return Order(False, allow) if same_for_all(allow) else None
 

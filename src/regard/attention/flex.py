@@ -228,7 +228,7 @@ def _flex() -> Callable[..., Any]:
     from torch.nn.attention import flex_attention as module
 
     # Without torch.compile it makes all of Q × K: for tests, and where a graph around it is being compiled anyway.
-    plain = torch.compiler.is_compiling() or module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG  # pyright: ignore[reportPrivateUsage]
+    plain = torch.compiler.is_compiling() or getattr(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False)
     return module.flex_attention if plain else _compiled()
 
 

@@ -211,7 +211,7 @@ def _written(a: Allow, whole: Tile, tensors: list[Tensor], numbers: list[int]) -
         elif isinstance(x, Tensor):
             tensors.append(x)
             parts.append("T")
-        elif isinstance(x, int | torch.SymInt):
+        elif isinstance(x, (int, torch.SymInt)):
             numbers.append(x)  # pyright: ignore
             parts.append("N")
         else:

@@ -245,7 +245,7 @@ def _misfit(q: torch.Size, k: torch.Size, v: torch.Size) -> str | None:
 
 def _check_state(spec: Spec, state: State, q: Tensor, v: Tensor) -> None:
     """What neither a geometry nor a selection can check, since it does not see q and v together."""
-    if state.offset is not None and (not isinstance(state.offset, int | torch.SymInt) or isinstance(state.offset, bool)):
+    if state.offset is not None and (not isinstance(state.offset, (int, torch.SymInt)) or isinstance(state.offset, bool)):
         raise StateError(f"state.offset is {state.offset!r}; it is the position of the first query, a whole number")
     for name, x in state.tensors():
         if not isinstance(x, Tensor):

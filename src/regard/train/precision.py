@@ -20,7 +20,7 @@ def uses_bfloat16(dtype: str, device: torch.device) -> bool:
         return dtype == "bfloat16"
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    able = torch.cpu.get_capabilities()
+    able = capabilities()
     if device.type != "cpu" or not (able.get("amx_bf16") or able.get("avx512_bf16")):
         return False
     if able.get("amx_bf16") and bfloat16_faults():
@@ -32,6 +32,15 @@ def uses_bfloat16(dtype: str, device: torch.device) -> bool:
         )
         return False
     return True
+
+
+def capabilities() -> dict[str, bool]:
+    """What the processor announces; an older torch (2.8) is asked for each by itself."""
+    whole = getattr(torch.cpu, "get_capabilities", None)
+    if whole is not None:
+        return whole()
+    each = {"avx512_bf16": "_is_avx512_bf16_supported", "amx_bf16": "_is_amx_tile_supported"}
+    return {name: bool(getattr(torch.cpu, asked, bool)()) for name, asked in each.items()}
 
 
 @cache
@@ -47,4 +56,4 @@ def bfloat16_faults() -> bool:
     return tried.returncode < 0
 
 
-__all__ = ["bfloat16_faults", "uses_bfloat16"]
+__all__ = ["bfloat16_faults", "capabilities", "uses_bfloat16"]
