@@ -306,13 +306,32 @@ def test_coherence_of_what_was_told_does_not_fall_as_more_is_told(model: Model, 
     assert float(many.coherence[0]) > float(few.coherence[0]) - 0.5
 
 
-def test_what_a_younger_turn_says_anew_stays_away(nobody_s_encoder: None, model: Model) -> None:
+def test_what_a_younger_turn_says_anew_stays_away(
+    nobody_s_encoder: None, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "APART", float("inf"))
     old, new = "We live in Lyon now.", "We live in Oslo now."
     me = told(model, old, "Quiz: jazz, fizz, buzz.", new)
     assert fit(model, me, "Where do we live now?").chosen(3, 128) == [1, 2]
     assert fit(model, told(model, new, old), "Where do we live now?").chosen(3, 128) == [1]
     apart = told(model, "We live in Lyon now.", "Quiz: jazz, fizz, buzz.")
     assert fit(model, apart, "Where do we live now?").chosen(3, 128) == [0, 1]
+
+
+def test_a_younger_turn_that_fits_less_displaces_nothing(model: Model) -> None:
+    vet, dentist = torch.tensor([1.0, 0.0]), torch.tensor([0.64, 0.768])
+    close = scores.Scores(
+        told(model, "The vet is on Monday.", "The dentist is on Friday.").episodes,
+        [(0,), (1,)],
+        torch.tensor([3.0, 2.9]),
+        torch.ones(2),
+        True,
+        {0: vet, 1: dentist},
+    )
+    assert close.chosen(3, 128) == [1]
+    assert replace(close, rank=torch.tensor([3.0, 3.9])).chosen(3, 128) == [1]
+    assert replace(close, rank=torch.tensor([3.0, 0.3])).chosen(3, 128) == [0, 1]
+    assert replace(close, rank=torch.tensor([3.0, -1.0])).chosen(3, 128) == [0], "what stands far behind does not come at all"
 
 
 def test_without_meanings_nothing_is_displaced(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

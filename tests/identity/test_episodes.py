@@ -419,6 +419,19 @@ def test_an_episode_that_is_wrong_is_refused_where_it_enters(wrong: dict[str, An
         check_episode(replace(sound, **wrong))
 
 
+def test_what_was_checked_once_is_not_checked_with_every_write(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A life has thousands of episodes, and every turn makes a new identity of them."""
+    me = told(model, "My cat.", "My dog.")
+    looked: list[object] = []
+    monkeypatch.setattr(torch, "isfinite", lambda x: looked.append(x) or x.abs() < float("inf"))
+    again = replace(me, life=replace(me.life, sleeps=1))
+    before = len(looked)
+    replace(again, episodes=(*me.episodes, replace(me.episodes[0], position=99)))
+    assert again.episodes == me.episodes
+    assert len(looked) - before > before, "a new one is looked at"
+    assert not any(x is e.usual for x in looked[:before] for e in me.episodes)
+
+
 def test_episodes_are_by_sources_that_the_identity_names(model: Model) -> None:
     with pytest.raises(StateError, match="not among the sources"):
         replace(told(model, "My cat."), sources=("somebody else",))

@@ -110,7 +110,12 @@ class Episode:
 
 
 def check_episode(e: Episode) -> None:
-    """Shapes, types and finiteness; what is wrong is refused where it enters."""
+    """Shapes, types and finiteness; what is wrong is refused where it enters.
+
+    Once for each: a life has thousands, and every write makes a new identity of them.
+    """
+    if "sound" in vars(e):
+        return
     n = e.tokens.shape[0] if e.tokens.ndim == 1 else -1
     if e.tokens.dtype != torch.int32 or n < 1 or bool((e.tokens < 0).any()):
         raise StateError(f"the tokens of an episode are int32 (n), at least one, not {tuple(e.tokens.shape)} {e.tokens.dtype}")
@@ -135,6 +140,7 @@ def check_episode(e: Episode) -> None:
         raise StateError(f"an episode asks or does not, and asks={e.asks!r:.40}")
     if type(e.position) is not int or not 0 <= e.position < 1 << 31:
         raise StateError(f"an episode's position counts tokens from 0, and is {e.position!r:.40}")
+    vars(e)["sound"] = True
 
 
 def packed_together(episodes: Sequence[Episode]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:

@@ -329,8 +329,9 @@ def check(identity: Identity) -> None:
     for name in ("shock", "worth"):
         _expect(f"imprints.{name}", getattr(imprints, name), (m,), torch.float32)
     _expect("imprints.weight", imprints.weight, (L, G, m), torch.float32)
+    named = frozenset(identity.sources) if identity.episodes and all(map(_is_text, identity.sources)) else frozenset[str]()
     for episode in identity.episodes:
-        _expect_episode(episode, identity.sources)
+        _expect_episode(episode, named)
     widths = {e.keys.shape[1] for e in identity.episodes}
     if len(widths) > 1:
         raise StateError(
@@ -350,12 +351,10 @@ def check(identity: Identity) -> None:
         raise StateError(f"experiences, tokens and sleeps {counts} are not counted in whole numbers")
 
 
-def _expect_episode(episode: object, sources: tuple[str, ...]) -> None:
+def _expect_episode(episode: object, sources: frozenset[str]) -> None:
     if not isinstance(episode, Episode):
         raise StateError(f"{episode!r:.60} is no episode")
-    # Once for each: a life has thousands, and every write makes a new identity of them.
-    if "digest" not in episode.__dict__:
-        check_episode(episode)
+    check_episode(episode)
     if episode.source not in sources:
         raise StateError(f"an episode is by {episode.source!r:.60}, which is not among the sources of this identity")
 

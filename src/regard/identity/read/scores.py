@@ -41,8 +41,17 @@ YOUNGER = 0.25
 """What it is worth in rank to be the youngest of a life rather than the oldest."""
 OTHERS = -2.5
 """What it costs in rank that somebody else said it, where the question does not ask for what the listener said (`asks_listener`)."""
-DISPLACED = 0.5
-"""Cosine of what two of those that come to mind say about the question, above which the older one stays away: the younger corrects it."""
+DISPLACED, BEHIND = 0.4, 0.1
+"""Cosine of what two of those that come to mind say about the question, above which the older one stays away, as the younger corrects it; and
+what that is more for each by which the younger stands behind in rank: "my dentist is on the 14th" corrects nothing of the vet's.
+
+Lives of 4 thousand tokens, pools train / choose, on which this was chosen: what was corrected stays away in 16 of 25 and 15 of 24 cases, and the
+answer in 0 of 95 and 1 of 97; by a cosine of 0.5 alone in 20 and 14, and 5 and 5."""
+APART = 3.0
+"""How far behind the first in rank others may stand and come to mind with it: what does not answer only draws attention to itself.
+
+76 natural questions of the pools train / choose, on which this was chosen: nats 3.48 / 4.07 without, 3.25 / 3.93 by 4, 3.22 / 3.81 by 3, 3.30 / 3.81 by 2;
+right greedy answers 14 / 16 of 38, 17 / 19, 18 / 22, 16 / 21."""
 ASKS = -0.5
 """What it costs that it ends as a question: it may only have asked. Most real messages end so and tell something before."""
 
@@ -90,9 +99,10 @@ class Scores:
         What a younger one of them says anew stays away.
         """
         chosen: list[int] = []
+        first = float(self.rank.max()) if len(self.rank) else 0.0
         for u in self.rank.argsort(descending=True)[: 2 * most].tolist():
             size = sum(len(self.episodes[i]) + 1 for i in self.units[u])
-            if len(chosen) < most and (size <= room or not chosen):
+            if len(chosen) < most and float(self.rank[u]) >= first - APART and (size <= room or not chosen):
                 chosen.append(u)
                 room -= size
         return sorted(u for u in chosen if not any(self._displaces(v, u) for v in chosen))
@@ -100,7 +110,8 @@ class Scores:
     def _displaces(self, younger: int, older: int) -> bool:
         if younger <= older or younger not in self.saying or older not in self.saying:
             return False
-        return float(self.saying[younger] @ self.saying[older]) >= DISPLACED
+        behind = max(0.0, float(self.rank[older] - self.rank[younger]))
+        return float(self.saying[younger] @ self.saying[older]) >= DISPLACED + BEHIND * behind
 
 
 def scored(finder: Finder, episodes: Sequence[Episode], asked: Sequence[int], text: str) -> Scores:
