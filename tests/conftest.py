@@ -1,6 +1,7 @@
 """Seeds, threads and a home for every test: small tensors are faster on one thread, and a run repeats exactly, alone or beside another."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -57,6 +58,16 @@ LONGEST = ("test_studies.py", "test_notebooks.py", "test_store_crash.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole files go to one process, and a long one that came last would be waited for: these come first."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and thousands of tests stay to the end: whoever collects garbage has not to look through them every time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
