@@ -186,6 +186,15 @@ class AttentionOverride(Protocol):
         """True when padding before a text would move it against what is remembered."""
         ...
 
+    @property
+    def alone(self) -> bool:
+        """True where it is not read beside other rows: a query may refuse slots."""
+        ...
+
+    def leans(self, row: int) -> float:
+        """How far what is said in a row leans away from what the model would say by itself (`models/decode/contrast.py`)."""
+        ...
+
 
 _OVERRIDES: Scope[AttentionOverride] = Scope("overrides")
 """Of the code inside a block alone: two requests may live different lives on one model at the same time."""

@@ -48,10 +48,10 @@ def written(run: PlainRun) -> list[Piece]:
     return list(run.pieces())
 
 
-def recollected(identity: Identity, head: int) -> Identity:
-    """As if its imprints had come to mind at a prompt with a head of so many tokens."""
+def recollected(identity: Identity, head: int, chosen: tuple[int, ...] = ()) -> Identity:
+    """As if its imprints had come to mind at a prompt with a head of so many tokens; with an episode its words are contrasted."""
     parts = {f.name: getattr(identity, f.name) for f in fields(Identity) if f.name != "episodes"}
-    return Recollection(**parts, head=head)
+    return Recollection(**parts, head=head, chosen=chosen, coherence=(1.0,) * len(chosen))
 
 
 def people(model: Model) -> dict[str, Identity | None]:
@@ -64,7 +64,7 @@ def people(model: Model) -> dict[str, Identity | None]:
         "plain imprints": lives.someone(base, 4, rank=0, form=None, weighed=False),
         "token": lives.someone(base, 5, rank=0, slots=0, form="self_token"),
         "all": lives.someone(base, 6, slots=7, rank=3),
-        "recollection": recollected(lives.someone(base, 7, slots=9, rank=0, form=None, weighed=False), 4),
+        "recollection": recollected(lives.someone(base, 7, slots=9, rank=0, form=None, weighed=False), 4, (0,)),
         "slept recollection": recollected(lives.someone(base, 8, slots=3, rank=2), 3),
         "nobody": Identity.new(base),
     }
@@ -432,8 +432,8 @@ def test_step_that_fails_for_all_is_taken_one_by_one(monkeypatch: pytest.MonkeyP
 
 
 def test_rows_step_together_where_they_can() -> None:
-    assert isinstance(ByHand(lives.speaking(), None).rows, Together)
-    assert isinstance(ByHand(lives.gpt2(), None, weights="int8").rows, Together)
+    assert isinstance(ByHand(lives.speaking(), None).rows.rows, Together)
+    assert isinstance(ByHand(lives.gpt2(), None, weights="int8").rows.rows, Together)
     reason = ByHand(lives.speaking(window=4), None).rows.reason
     assert reason is not None
     assert "only causal texts" in reason

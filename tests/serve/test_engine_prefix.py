@@ -37,7 +37,7 @@ def ran(engine: ByHand, job: Job) -> tuple[list[Any], int]:
 def test_warm_prompt_says_what_a_cold_one_says(who: str, weights: Any, cache: Any) -> None:
     model = lives.speaking()
     engine = ByHand(model, lives.letters(), weights=weights, cache=cache)
-    assert isinstance(engine.rows, Together)
+    assert isinstance(engine.rows.rows, Together)
     sampling = Sampling(max_tokens=9, logprobs=2, temperature=0.8, seed=4)
     first = Job(PROMPT, sampling, people(model)[who], "v1")
     for job, cached in (

@@ -12,8 +12,9 @@ import typer
 from .console import fail, progress, verb, watched
 
 if TYPE_CHECKING:
-    from ..models.decode.generate import CacheKind, Generated
+    from ..models.decode.generate import Generated
     from ..models.decode.prepare import Weights
+    from ..models.decode.rooms import CacheKind
     from ..models.decode.stream import Token
 
 DEFAULT = "smollm2"

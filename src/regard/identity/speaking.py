@@ -28,9 +28,10 @@ from ..errors import ShapeError, StateError
 from ..models import downloads
 from ..models.base import HEARS, CausalModel, Model, States
 from ..models.decode import generate as decoding
-from ..models.decode.generate import PREFILL, CacheKind, Generated, Overrides, Prompt, expect_decoder
+from ..models.decode.generate import Generated, Overrides, Prompt, expect_decoder
 from ..models.decode.marks import content_mark
 from ..models.decode.prepare import Weights
+from ..models.decode.rooms import PREFILL, CacheKind
 from ..models.decode.sampling import Sampling
 from ..models.decode.speculate import Speculate, Speculation, speculation
 from ..models.decode.stream import Speaks, Token

@@ -18,15 +18,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from ..errors import ShapeError, SpecError
 from ..models.base import Model
-from ..models.decode.generate import CacheKind, expect_decoder, prompt_rows
+from ..models.decode.contrast import Contrasted
+from ..models.decode.generate import expect_decoder, prompt_rows
 from ..models.decode.prepare import Weights, prepare
-from ..models.decode.rows import Rows, rows_of
+from ..models.decode.rooms import CacheKind
+from ..models.decode.rows import rows_of
 from ..models.decode.sampling import is_whole
 from ..models.decode.stream import Speaks
 from .contract import NO_TOKEN, DrainingError, Job, Piece, QueueFullError, Stats
@@ -64,7 +66,7 @@ class Engine:
         self.weights: Weights = weights
         self.cache: CacheKind = cache
         self.most_rows, self.most_waiting = rows, queue
-        self.rows: Rows[Any] = rows_of(prepare(model, weights), cache)
+        self.rows = Contrasted(rows_of(prepare(model, weights), cache))
         self.prefixes = PrefixCache(cache_bytes, self.rows.grain)
         self._changed = threading.Condition()
         self._waiting: deque[PlainRun] = deque()
@@ -210,7 +212,7 @@ class Engine:
 
     def _begin(self, row: Row) -> None:
         """Room for its text, and what is known of its prompt already; tokens that are to be scored are all read."""
-        row.state = self.rows.open(row.overrides, len(row.prompt) + row.job.sampling.max_tokens)
+        row.state = self.rows.open(row.overrides, len(row.prompt) + row.job.sampling.max_tokens, row.contrast)
         tokens = row.prompt
         if row.scores is None and self.prefixes.most:
             hit = self.prefixes.find(row.root, row.prompt)

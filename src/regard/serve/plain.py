@@ -13,14 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import NumericsError, ShapeError
 from ..identity.read.body import OwnBody
 from ..identity.speaking import read_by
 from ..models.base import Model
-from ..models.decode.generate import PREFILL, CacheKind, caches_of, expect_decoder, prompt_rows
+from ..models.decode.contrast import contrast_of, contrasted
+from ..models.decode.generate import expect_decoder, prompt_rows
 from ..models.decode.prepare import Weights, prepare
+from ..models.decode.rooms import PREFILL, CacheKind, caches_of
 from ..models.decode.sampling import Drawer
 from ..models.decode.stream import Stream, Token
 from ..models.tokenizer import Tokenizer
@@ -183,7 +185,8 @@ class PlainEngine:
         told: list[Token] = []
         stream = Stream(0, prompt, job.sampling, self.tokenizer, told.append, model.generation_info.eos_ids)
         draw = Drawer(job.sampling, [prompt], model.config.vocabulary, [0], stream.stop_ids)
-        caches = self._rooms(decoder.depth, len(prompt) + job.sampling.max_tokens)
+        caches, beside = (self._rooms(decoder.depth, len(prompt) + job.sampling.max_tokens) for _ in range(2))
+        contrast = contrast_of(overrides, job.sampling)
         scores: list[Score] | None = [Score(prompt[0], None)] if job.prompt_logprobs is not None else None
         device = next(model.parameters()).device
         start, chunk = 0, prompt[:PREFILL]
@@ -193,6 +196,10 @@ class PlainEngine:
             with bound(overrides):
                 # A prompt's own tokens are scored by the logits of those before them.
                 logits, caches = decoder(torch.tensor([chunk], device=device), caches, every=scores is not None)
+            plain: Tensor | None = None
+            if contrast:
+                with bound({}):
+                    plain, beside = decoder(torch.tensor([chunk], device=device), beside)
             start += len(chunk)
             if scores is not None and start <= len(prompt):
                 scores += _scores(logits[0], prompt[start - len(chunk) + 1 : start + 1], job.prompt_logprobs or 0)
@@ -200,6 +207,7 @@ class PlainEngine:
                 chunk = prompt[start : start + PREFILL]
                 continue
             last = logits[:, -1] if scores is not None else logits
+            last = last if plain is None else contrasted(last, plain, contrast)
             if not bool(torch.isfinite(last.sum())):
                 raise NumericsError("the logits are not finite: the weights or the state hold NaN or infinity")
             run.prompt_scores = scores

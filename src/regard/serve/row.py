@@ -13,6 +13,7 @@ from ..errors import NumericsError
 from ..identity.read.body import OwnBody
 from ..identity.speaking import read_by
 from ..models.base import Model
+from ..models.decode.contrast import contrast_of
 from ..models.decode.rows import Overrides, Reading
 from ..models.decode.sampling import Drawer
 from ..models.decode.stream import Speaks, Stream, Token
@@ -26,7 +27,8 @@ class Row:
         job = run.job
         self.run, self.job, self.prompt = run, job, list(job.prompt)
         self.overrides, digests = overrides_of(model, job)
-        self.root: Hashable = job.version, digests
+        self.contrast = contrast_of(self.overrides, job.sampling)
+        self.root: Hashable = job.version, digests, self.contrast
         """Whoever has the same may go on from what this row has read."""
         self.told: list[Token] = []
         eos_ids = model.generation_info.eos_ids

@@ -8,8 +8,8 @@ from typing import Literal
 
 from ..errors import SpecError
 from ..identity.penalty import REPETITION_PENALTY
-from ..models.decode.generate import CacheKind, caches_of
 from ..models.decode.prepare import Weights
+from ..models.decode.rooms import CacheKind, caches_of
 
 EngineName = Literal["plain", "batch", "ray"]
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

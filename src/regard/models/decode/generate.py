@@ -19,26 +19,27 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Number
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from ...attention.allow import Allow, Padding
 from ...errors import CombinationError, NumericsError, RegardWarning, ShapeError, SpecError
-from ...nn import Attention, AttentionOverride, Cache, bound, overrides_in, overrides_of_rows
+from ...nn import Attention, AttentionOverride, bound, overrides_in, overrides_of_rows
 from ..base import Model, States
 from ..tokens import has_ids
 from . import native
-from .cache import StaticCache, static_caches
-from .int8_cache import STEPWISE, int8_caches
+from .cache import StaticCache
+from .contrast import Contrasted, contrast_of
+from .int8_cache import STEPWISE
 from .prepare import Decoder, Weights, prepare
+from .rooms import PREFILL, CacheKind, Caches, caches_of
+from .rows import finished, rows_of
 from .sampling import Drawer, Sampling, is_whole
 from .speculate import Drafts, Speculate, Speculation, speculation
 from .stream import Ending, Speaks, Stream, Token
 
-PREFILL = 512
-"""Tokens of the prompt that go through the model at a time: as fast as all at once, and bounded in memory."""
 TAKES = "give token ids such as [1, 2], a list of such rows, or texts with tokenizer="
 
 
@@ -67,11 +68,6 @@ class Generated:
         )
 
 
-Caches = tuple[Cache, ...]
-Rooms = Callable[[int, int], Caches]
-"""How many layers, and for how many tokens."""
-CacheKind = Literal["float32", "int8"]
-ROOMS: dict[str, Rooms] = {"float32": static_caches, "int8": int8_caches}
 Prompt = Tensor | str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 Overrides = Mapping[nn.Module, AttentionOverride]
 
@@ -99,10 +95,11 @@ def generate(
     keys and values in a byte a number (`int8_cache.py`).
     """
     call = _Call(model, prompt, sampling, tokenizer, on_token, overrides, _guesses(speculate, cache))
-    decoder, rooms = prepare(model, weights), caches_of(cache)
+    caches_of(cache)
+    decoder = prepare(model, weights)
     try:
         with _resting(model):
-            for _ in call.run(decoder, states, _checked_prefill(prefill), rooms):
+            for _ in call.run(decoder, states, _checked_prefill(prefill), cache):
                 pass
     except KeyboardInterrupt:
         for row in call.streams:
@@ -130,7 +127,8 @@ def stream(
     """
     fallen: deque[Token] = deque()
     call = _Call(model, prompt, sampling, tokenizer, fallen.append, overrides, _guesses(speculate, cache))
-    return _streamed(model, call.run(prepare(model, weights), states, _checked_prefill(prefill), caches_of(cache)), fallen)
+    caches_of(cache)
+    return _streamed(model, call.run(prepare(model, weights), states, _checked_prefill(prefill), cache), fallen)
 
 
 def _streamed(model: Model, steps: Generator[None], fallen: deque[Token]) -> Generator[Token]:
@@ -180,13 +178,21 @@ class _Call:
         self.streams = [Stream(i, p, sampling, tokenizer, on_token, eos_ids) for i, p in enumerate(self.prompts)]
         # A guess that is read lengthens the text: under such a position every token is written by itself.
         alone = any(m.spec.position.reads_length for m in model.modules() if isinstance(m, Attention))
-        self.drafts = None if guesses is None or alone else [Drafts(guesses, p) for p in self.prompts]
+        each = range(len(self.prompts))
+        self.contrasts = any(contrast_of(self.overrides, sampling, i) for i in each)
+        """Whether somebody's words are held against the model's own: then rows are written as a server writes them, and nothing is guessed."""
+        self.drafts = None if guesses is None or alone or self.contrasts else [Drafts(guesses, p) for p in self.prompts]
 
-    def run(self, decoder: Decoder, states: States, prefill: int, rooms: Rooms) -> Generator[None]:
+    def run(self, decoder: Decoder, states: States, prefill: int, cache: CacheKind) -> Generator[None]:
+        if self.contrasts and states is None:
+            count = len(self.prompts)
+            each = [overrides_of_rows(self.overrides, [i], count) for i in range(count)]
+            yield from _run_beside(decoder, self.streams, self.sampling, each, cache)
+            return
         for group in _groups(self.model, self.prompts, self.overrides):
             overrides = overrides_of_rows(self.overrides, group, len(self.prompts))
             drafts = None if self.drafts is None else [self.drafts[i] for i in group]
-            yield from _run(decoder, [self.streams[i] for i in group], self.sampling, states, prefill, overrides, drafts, rooms)
+            yield from _run(decoder, [self.streams[i] for i in group], self.sampling, states, prefill, overrides, drafts, cache)
 
     def generated(self) -> Generated:
         streams, s = self.streams, self.sampling
@@ -227,14 +233,6 @@ def _expect_room(model: Model, longest: int, more: int) -> None:
         )
 
 
-def caches_of(cache: object) -> Rooms:
-    """How keys and values are kept: as the model gives them, or in a byte a number."""
-    rooms = ROOMS.get(cache) if isinstance(cache, str) else None
-    if rooms is None:
-        raise SpecError(f"cache={cache!r:.60}: choose 'float32' (as the model gives them) or 'int8' (a byte a number)")
-    return rooms
-
-
 def _guesses(speculate: Speculate, cache: CacheKind) -> Speculation | None:
     given = speculation(speculate)
     # No more of them than meet a cache of bytes one by one.
@@ -269,7 +267,7 @@ def _run(
     prefill: int,
     overrides: Overrides,
     drafts: list[Drafts] | None,
-    rooms: Rooms,
+    cache: CacheKind,
 ) -> Generator[None]:
     """Stops after every step; who speaks is bound to each of them, and to nothing between them."""
     prompts = [x.prompt for x in streams]
@@ -279,7 +277,7 @@ def _run(
     tokens = torch.tensor([[0] * (longest - n) + p for n, p in zip(lengths, prompts, strict=True)], device=device)
     pads = torch.tensor([longest - n for n in lengths], device=device)
     padded = longest > min(lengths)
-    caches: Caches = rooms(decoder.depth, longest + s.max_tokens)
+    caches = caches_of(cache)(decoder.depth, longest + s.max_tokens)
     draw = Drawer(s, prompts, decoder.model.config.vocabulary, [x.row for x in streams], streams[0].stop_ids)
 
     def read(chunk: Tensor, start: int, caches: Caches, every: bool = False) -> tuple[Tensor, Caches]:
@@ -320,6 +318,35 @@ def _run(
             caches = cast(Caches, tuple(shorter))
         count += pending.shape[1] + right
         pending = new
+
+
+@torch.no_grad()
+def _run_beside(
+    decoder: Decoder, streams: list[Stream], s: Sampling, overrides: Sequence[Overrides], cache: CacheKind
+) -> Generator[None]:
+    """The same for rows of which some are contrasted with the model by itself (`contrast.py`)."""
+    rows, vocabulary = Contrasted(rows_of(decoder, cache)), decoder.model.config.vocabulary
+    draws = [Drawer(s, [x.prompt], vocabulary, [x.row], x.stop_ids) for x in streams]
+    opened = [rows.open(o, len(x.prompt) + s.max_tokens, contrast_of(o, s)) for x, o in zip(streams, overrides, strict=True)]
+    heard = [finished(rows.read(row, x.prompt)) for row, x in zip(opened, streams, strict=True)]
+    going = list(range(len(streams)))
+    for left in reversed(range(s.max_tokens)):
+        tokens = list[int]()
+        for i, logits in zip(going, heard, strict=True):
+            if not bool(torch.isfinite(logits.sum())):
+                raise NumericsError("the logits are not finite: the weights or the state hold NaN or infinity")
+            tokens.append(int(draws[i](logits[None])))
+            streams[i].push(tokens[-1], logits, last=left == 0)
+        yield
+        on = [(i, t) for i, t in zip(going, tokens, strict=True) if not streams[i].ending]
+        going = [i for i, _ in on]
+        if not going:
+            return
+        stepped = rows.step([opened[i] for i in going], [t for _, t in on])
+        for x in stepped:
+            if isinstance(x, Exception):
+                raise x
+        heard = cast(list[Tensor], stepped)
 
 
 class _Steps:

@@ -26,9 +26,9 @@ from ...nn import Attention, AttentionOverride, Cache, Owner, RowRead, bound
 from ..base import CausalModel
 from . import native
 from .cache import StaticCache
-from .generate import PREFILL, CacheKind, caches_of
 from .int8_cache import Bytes
 from .prepare import Decoder, Layer, Stack
+from .rooms import PREFILL, CacheKind, caches_of
 
 Overrides = Mapping[nn.Module, AttentionOverride]
 Reading = Generator[None, None, Tensor]
@@ -36,6 +36,15 @@ Reading = Generator[None, None, Tensor]
 Scored = Callable[[Tensor], object]
 """Takes logits (n, V) behind every token of a piece, in order."""
 R = TypeVar("R")
+
+
+def finished(reading: Reading) -> Tensor:
+    """The logits at the end of a reading, without a stop."""
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            return end.value.clone()
 
 
 class Part(NamedTuple):
@@ -374,4 +383,4 @@ def rows_of(decoder: Decoder, cache: CacheKind = "float32") -> Rows[Any]:
     return Together(decoder, cache) if why is None else OneByOne(decoder, why, cache)
 
 
-__all__ = ["OneByOne", "Overrides", "Part", "Parts", "Reading", "Rows", "Scored", "Together", "Written", "rows_of"]
+__all__ = ["OneByOne", "Overrides", "Part", "Parts", "Reading", "Rows", "Scored", "Together", "Written", "finished", "rows_of"]

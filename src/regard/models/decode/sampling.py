@@ -43,13 +43,23 @@ class Sampling:
     """The same, once for each time that it was drawn."""
     bias: tuple[tuple[int, float], ...] = ()
     """(id, number) pairs: what is added to the logits of these tokens before anything else."""
+    contrast: float | None = None
+    """How far an identity's words lean away from those of the model by itself (`contrast.py`). None: as whoever speaks does; 0: not at all."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("max_tokens", "top_k", "seed", "logprobs"):
             self._check(is_whole(getattr(self, name)) or self._is_left_out(name), name, "a whole number")
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "contrast",
+        ):
             value = getattr(self, name)
             self._check(isinstance(value, Real) or self._is_left_out(name), name, "a number")
         for name, kind, what in (
@@ -68,6 +78,8 @@ class Sampling:
         self._check(self.top_p is None or 0 < self.top_p <= 1, "top_p", "in (0, 1], or None; 0.9 is a common choice")
         self._check(self.min_p is None or 0 <= self.min_p <= 1, "min_p", "in [0, 1], or None; 0.05 is a common choice")
         self._check(self.repetition_penalty > 0, "repetition_penalty", "above 0; 1 leaves logits alone, 1.1 is a common choice")
+        whole = self.contrast is None or 0 <= self.contrast < float("inf")
+        self._check(whole, "contrast", "0 or above, or None; 0.5 is a common choice")
         for name in ("presence_penalty", "frequency_penalty"):
             self._check(abs(getattr(self, name)) < float("inf"), name, "a finite number; 0 leaves logits alone")
         pairs = all(len(p) == 2 and is_whole(p[0]) and isinstance(p[1], Real) and abs(p[1]) < float("inf") for p in self.bias)

@@ -11,9 +11,10 @@ several questions is read once for all of them (`read_before`). `ask_all` asks m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -31,10 +32,10 @@ from ...identity.store.replay import cut
 from ...identity.write.rule import Rule, imprint
 from ...models.base import Model
 from ...models.decode.cache import StaticCache, static_caches
+from ...models.decode.contrast import Contrasted, Pair, contrast_of, contrasted
 from ...models.decode.generate import Overrides
 from ...models.decode.prepare import prepare
-from ...models.decode.rows import Reading, Together, rows_of
-from ...models.decode.rows import Written as Row
+from ...models.decode.rows import Rows, finished, rows_of
 from ...models.decode.sampling import Drawer, Sampling
 from ...models.tokenizer import Tokenizer
 from ...nn import bound
@@ -70,13 +71,12 @@ class Ask(NamedTuple):
     """Whether its prompt begins as that of all others does that say so."""
 
 
-def _all(reading: Reading) -> Tensor:
-    """Read to the end."""
-    while True:
-        try:
-            next(reading)
-        except StopIteration as end:
-            return end.value.clone()
+def _along(rows: Rows[Any], row: Any, ids: Sequence[int]) -> Tensor:
+    """Logits behind each of these, which are then overwritten by what is said instead."""
+    logits, before = list[Tensor](), copy(row)
+    finished(rows.read(row, ids, lambda x: logits.append(x.clone())))
+    vars(row).update(vars(before))
+    return torch.cat(logits)
 
 
 def _common(prompts: Sequence[Sequence[int]], grain: int) -> int:
@@ -124,8 +124,9 @@ class Examiner:
         self, prompt: Sequence[int], answer: str, who: Identity | None = None, past: Past | None = None, *, greedy: bool = True
     ) -> Said:
         """Under an identity as it stands: whoever has episodes is brought to mind before (`recalled`)."""
-        reads = read_by(self.model, who)[1]
-        overrides: Overrides = {layer: read for layer, read in zip(self.body.layers, reads, strict=True) if read is not None}
+        overrides = self._overrides(who)
+        if contrast_of(overrides, self.sampling):
+            return self.ask_all([Ask(prompt, answer, who, greedy)])[0]
         decoder, ids = prepare(self.model), self.tokenizer.encode(answer, bos=False)
         caches, start = static_caches(decoder.depth, len(prompt) + len(ids) + self.sampling.max_tokens), 0
         if past is not None and list(prompt[: len(past.ids)]) == past.ids:
@@ -143,46 +144,47 @@ class Examiner:
 
     def ask_all(self, asks: Sequence[Ask]) -> list[Said]:
         """Each as `ask` would have it, side by side: every weight is read once for all of them, and a beginning that several share once."""
-        rows = rows_of(prepare(self.model))
-        if not isinstance(rows, Together):
-            return [self.ask(a.prompt, a.answer, a.who, greedy=a.greedy) for a in asks]
+        rows = Contrasted(rows_of(prepare(self.model)))
         with torch.inference_mode():
             opened = [self._opened(rows, ask, n, asks) for n, ask in enumerate(asks)]
-            known = dict[int, tuple[Row, int]]()
+            known = dict[int, tuple[Pair, int]]()
             firsts = list[Tensor]()
             for n, (row, shared) in enumerate(opened):
                 prompt, start = asks[n].prompt, 0
-                if shared is not None and shared in known:
-                    other, start = known[shared]
-                    rows.restore(row, [rows.copy(other, 0, start)], start)
+                begun = rows.copy(known[shared][0], 0, known[shared][1]) if shared is not None and shared in known else None
+                if begun is not None and shared is not None:
+                    start = known[shared][1]
+                    rows.restore(row, [begun], start)
                 elif shared is not None:
                     # Whoever comes first reads the beginning in one piece: the others go on from its end.
                     start = _common([asks[m].prompt for m, (_, s) in enumerate(opened) if s == shared], rows.grain)
-                    _all(rows.read(row, prompt[:start])) if start else None
+                    finished(rows.read(row, prompt[:start])) if start else None
                     known[shared] = row, start
-                firsts.append(_all(rows.read(row, prompt[start:])))
+                firsts.append(finished(rows.read(row, prompt[start:])))
             nats = [self._nats(rows, row, first, ask) for (row, _), first, ask in zip(opened, firsts, asks, strict=True)]
             texts = self._said(rows, [row for row, _ in opened], firsts, asks)
         return [Said(nat, text, len(ask.prompt)) for nat, text, ask in zip(nats, texts, asks, strict=True)]
 
-    def _opened(self, rows: Together, ask: Ask, n: int, asks: Sequence[Ask]) -> tuple[Row, int | None]:
+    def _overrides(self, who: Identity | None) -> Overrides:
+        reads = read_by(self.model, who)[1]
+        return {layer: read for layer, read in zip(self.body.layers, reads, strict=True) if read is not None}
+
+    def _opened(self, rows: Contrasted, ask: Ask, n: int, asks: Sequence[Ask]) -> tuple[Pair, int | None]:
         """A row for an ask, and the first of those whose prompt begins as its does."""
-        reads = read_by(self.model, ask.who)[1]
-        overrides: Overrides = {layer: read for layer, read in zip(self.body.layers, reads, strict=True) if read is not None}
+        overrides = self._overrides(ask.who)
         room = len(ask.prompt) + len(self.tokenizer.encode(ask.answer, bos=False)) + self.sampling.max_tokens + 1
         same = [m for m, x in enumerate(asks) if x.who is None and ask.who is None and x.whole and ask.whole]
-        return rows.open(overrides, room), same[0] if len(same) > 1 else None
+        return rows.open(overrides, room, contrast_of(overrides, self.sampling)), same[0] if len(same) > 1 else None
 
-    def _nats(self, rows: Together, row: Row, first: Tensor, ask: Ask) -> float:
-        ids, logits, length = self.tokenizer.encode(ask.answer, bos=False), [first[None]], row.length
+    def _nats(self, rows: Contrasted, row: Pair, first: Tensor, ask: Ask) -> float:
+        ids, logits = self.tokenizer.encode(ask.answer, bos=False), [first[None]]
         if len(ids) > 1:
-            _all(rows.read(row, ids[:-1], lambda x: logits.append(x.clone())))
-        # What was read of the answer is overwritten by what is said instead.
-        row.length = length
+            each = [_along(rows.rows, one, ids[:-1]) for one in (row.own, row.plain) if one is not None]
+            logits.append(each[0] if row.plain is None else contrasted(each[0], each[1], row.contrast))
         logs = torch.cat(logits).float().log_softmax(-1)
         return -float(logs.gather(-1, torch.tensor(ids)[:, None]).mean())
 
-    def _said(self, rows: Together, opened: Sequence[Row], firsts: Sequence[Tensor], asks: Sequence[Ask]) -> list[str]:
+    def _said(self, rows: Contrasted, opened: Sequence[Pair], firsts: Sequence[Tensor], asks: Sequence[Ask]) -> list[str]:
         ends, said = set(self.tokenizer.eos_ids), [list[int]() for _ in asks]
         draws = [Drawer(self.sampling, [list(ask.prompt)], x.shape[-1], [0], ends) for ask, x in zip(asks, firsts, strict=True)]
         logits = dict(enumerate(firsts))
