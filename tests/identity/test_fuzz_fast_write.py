@@ -74,10 +74,10 @@ def test_what_is_no_plain_file_is_refused(tmp_path, what, monkeypatch):
 def test_numbers_of_another_shape_type_or_that_are_not_finite_are_refused(tmp_path, numbers):
     path = tmp_path / "x.safetensors"
     changes = [
-        ({"slots.value": None}, "lacks or adds slots.value"),
+        ({"self.value": None}, "lacks or adds self.value"),
         ({"more": torch.zeros(1)}, "lacks or adds more"),
-        ({"slots.value": torch.zeros(3)}, r"slots\.value is \(3,\)"),
-        ({"slots.gate": numbers["slots.gate"].double()}, "float64"),
+        ({"self.value": torch.zeros(3)}, r"self\.value is \(3,\)"),
+        ({"slots.shift": numbers["slots.shift"].double()}, "float64"),
         ({"self.key": numbers["self.key"] * float("nan")}, "finite"),
         ({"mean.k": torch.zeros(2, 2)}, r"mean\.k is \(2, 2\)"),
         ({"mean.k": torch.zeros(2, 2, 4)}, "should be"),

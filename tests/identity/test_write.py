@@ -20,8 +20,10 @@ from regard.identity.sleep.free_energy import chosen_by_free_energy
 from regard.identity.speaking import living
 from regard.identity.speech import ASSISTANT, USER
 from regard.identity.state import Identity, SelfState
-from regard.identity.write.imprints import KEEPERS, best_imprints, displaced, evict, present_in, worth_of
+from regard.identity.write import keepers
+from regard.identity.write.imprints import KEEPERS, best_imprints, displaced, evict, opening, present_in, worth_of
 from regard.identity.write.keepers import LISTENER, QUESTION, TELLING, told_words
+from regard.identity.write.peers import keydiff
 from regard.identity.write.rule import Rule, imprint
 from regard.identity.write.self_state import LinearUpdate, MLPUpdate, SelfRule, fresh, moved, pooled
 from regard.identity.write.trace import TraceRule, compressed, cosine, dense, spectrum, written
@@ -173,7 +175,20 @@ def test_the_next_to_be_kept_is_the_farthest_from_what_is_kept_and_shock_stretch
         assert float(worth[order[n]]) == pytest.approx(float(far.max()), abs=1e-3)
 
 
-def test_a_word_is_worth_as_much_as_its_rarest_token_and_the_listener_and_questions_less(model: Model):
+def test_a_word_whose_keys_point_elsewhere_tells_a_little_more(model: Model, monkeypatch: pytest.MonkeyPatch):
+    e = observe(model, says("My cat is Mochi. It is late.", "Hm."), letters(), source="monday")
+    word, apart = e.speech.word, keydiff(e)
+    telling = told_words(e)
+    monkeypatch.setattr(keepers, "ELSEWHERE", 0.0)
+    more = (telling - told_words(e))[e.content]
+    farthest = torch.stack([apart[word == w].max() for w in word[e.content].tolist()])
+    assert torch.allclose(more, 0.05 * (farthest - farthest.mean()) / farthest.std(correction=0), atol=1e-5)
+
+
+def test_a_word_is_worth_as_much_as_its_rarest_token_and_the_listener_and_questions_less(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(keepers, "ELSEWHERE", 0.0)
     text = "My cat is Mochi. Is it late?"
     chat = says(text, "My dog is Tom. Are you well?")
     e = observe(model, chat, letters(), source="monday")
@@ -250,7 +265,7 @@ def test_the_best_tokens_are_kept_in_their_order(e: Experience):
     before = [100 + int(e.content[:i].sum()) for i in best]
     assert found.position.tolist() == before
     assert set(found.source.tolist()) == {3}
-    assert not found.weight.any()
+    assert torch.equal(found.weight, opening(len(found.weight)).expand_as(found.weight))
 
 
 def test_no_more_is_kept_than_was_said(e: Experience):
@@ -262,7 +277,7 @@ def test_no_more_is_kept_than_was_said(e: Experience):
 @pytest.mark.parametrize("count", [1, 5, 1000])
 def test_merged_imprints_stand_for_every_token_once(e: Experience, count: int):
     found = best_imprints(e, worth_of(e, "shock"), count, born=0, source=0, merge=True)
-    counts = found.weight[0, 0].exp()
+    counts = (found.weight - opening(found.weight.shape[0]))[0, 0].exp()
     assert torch.allclose(counts, counts.round(), atol=1e-4)
     assert float(counts.sum()) == pytest.approx(int(e.content.sum()), rel=1e-5)
     assert counts.min() >= 0.999

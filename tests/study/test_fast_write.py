@@ -13,6 +13,7 @@ from regard.errors import CheckpointError
 from regard.identity.body import base_of, body_of, frozen
 from regard.identity.packed import Packed
 from regard.identity.write import fast_write as shipped_numbers
+from regard.identity.write import imprints
 from regard.identity.write.fast_write import FastWrite, forget_shipped, shipped_for
 from regard.identity.write.imprints import worth_of
 from regard.identity.write.rule import Rule, imprint
@@ -30,7 +31,7 @@ def made_up(base_model: Model, seed: int = 0) -> FastWrite:
     L, G, D = base.depth, base.key_heads, base.head_width
     g = torch.Generator().manual_seed(seed)
     shapes = {
-        "slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G), "self.key": (L, G), "self.value": (L, G), "self.bias": (L, G), "trace.gain": (L, G),
+        "slots.shift": (L, G, D), "self.key": (L, G), "self.value": (L, G), "self.bias": (L, G), "trace.gain": (L, G),
         "mean.q": (L, G, D), "mean.k": (L, G, D),
     }  # fmt: skip
     return FastWrite({n: torch.randn(s, generator=g) for n, s in shapes.items()}, base.fingerprint)
@@ -70,7 +71,7 @@ def test_without_the_file_there_are_no_gains_and_imprints_are_kept_as_they_were_
 
 def test_keys_of_slots_can_be_had_as_they_were_met(installed: Model):
     write, e = made_up(installed), heard(installed)
-    opened, _, _ = write.opened(e.k, e.v)
+    opened = write.opened(e.k)
     assert apart(opened, e.k) > 0.1
     assert apart(write.closed(opened), e.k) < 1e-5
 
@@ -82,9 +83,9 @@ def test_what_was_learned_is_what_is_written(installed: Model):
     found = imprint(nobody(installed), e, rule)
     best = worth_of(e, rule.keep).topk(len(found.imprints)).indices.sort().values
     assert found.imprints.token.tolist() == [HISTORY[i] for i in best.tolist()]
-    k, v, gate = write.opened(e.k[:, :, best], e.v[:, :, best])
+    k, gate = write.opened(e.k[:, :, best]), imprints.opening(3)
     assert apart(found.imprints.k.dense(), Packed.of(k).dense()) == 0
-    assert apart(found.imprints.v.dense(), Packed.of(v).dense()) == 0
+    assert apart(found.imprints.v.dense(), Packed.of(e.v[:, :, best]).dense()) == 0
     assert apart(found.imprints.weight, gate.expand_as(found.imprints.weight)) == 0
     assert found.self is not None
     k = torch.einsum("lgnd,n->lgd", e.k, e.shock / e.shock.sum()) - write.means[1]
@@ -127,7 +128,7 @@ def test_a_trainer_of_two_people_learns_every_part():
         k = torch.cat([e.k[:, :, e.content] for e in said], 2).mean(2)
         assert apart(numbers["mean.k"], k) < 1e-4
         parts = {
-            "imprints": {"slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G)},
+            "imprints": {"slots.shift": (L, G, D)},
             "token": {"self.key": (L, G), "self.value": (L, G)},
             "bias": {"self.bias": (L, G)},
             "trace": {"trace.gain": (L, G)},
@@ -143,13 +144,8 @@ def test_a_trainer_of_two_people_learns_every_part():
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
-def test_gates_and_loudness_go_half_of_the_way_from_slots_as_they_were_met():
-    numbers = {
-        "slots.gate": torch.tensor([[-2.0, 0.0]]),
-        "slots.value": torch.tensor([[0.0, 1.0]]),
-        "slots.shift": torch.ones(1, 2, 3),
-    }
-    used = learn.moderated(numbers)
-    assert used.keys() == {"slots.gate", "slots.value"}
-    assert used["slots.gate"].tolist() == [[-2.0 * learn.MODERATE, 0.0]]
-    assert used["slots.value"].tolist() == [[1 - learn.MODERATE, 1.0]]
+def test_later_layers_open_wider_to_slots():
+    assert imprints.opening(3).flatten().tolist() == [-imprints.LATE, 0.0, imprints.LATE]
+    model = llama(1)
+    kept = imprint(nobody(model), heard(model), Rule(share=0.5)).imprints
+    assert torch.equal(kept.weight, imprints.opening(3).expand_as(kept.weight)), "on a base that nothing was learned on, too"

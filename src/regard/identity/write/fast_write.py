@@ -1,6 +1,6 @@
 """The fast write's learned numbers: what an untrained rule cannot know, learned once on generated people, and shipped.
 
-    slots    how widely each head opens to them, to which queries (a shift of all their keys), and how loudly they answer
+    slots    to which queries each head opens: a shift of all their keys
     trace    a signed gain per layer and key head on the centred write, and the base's mean queries and keys
     self     a gain per layer and key head on what was pooled, for each form
 
@@ -40,11 +40,9 @@ class FastWrite:
         """q̄ and k̄ of the base on ordinary text, (L, G, D)."""
         return self.numbers["mean.q"], self.numbers["mean.k"]
 
-    def opened(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Float[Tensor, "L G 1"]]:
-        """Keys and values (L, G, m, D) as slots, and how widely each head opens to them."""
-        n = self.numbers
-        shift, value = n["slots.shift"].to(k.device), n["slots.value"].to(v.device)
-        return k + shift[:, :, None], v * value[..., None, None], n["slots.gate"][..., None]
+    def opened(self, k: Float[Tensor, "L G m D"]) -> Float[Tensor, "L G m D"]:
+        """Keys as those of slots: prose passes them by, and questions about a life do not."""
+        return k + self.numbers["slots.shift"].to(k.device)[:, :, None]
 
     def closed(self, k: Float[Tensor, "L G m D"]) -> Float[Tensor, "L G m D"]:
         """The keys of slots as they were met."""
@@ -70,7 +68,7 @@ class FastWrite:
 def shapes_of(L: int, G: int, D: int) -> dict[str, dict[str, tuple[int, ...]]]:
     """What each part learns, for L layers of G key heads of width D."""
     return {
-        "imprints": {"slots.gate": (L, G), "slots.shift": (L, G, D), "slots.value": (L, G)},
+        "imprints": {"slots.shift": (L, G, D)},
         "token": {"self.key": (L, G), "self.value": (L, G)},
         "bias": {"self.bias": (L, G)},
         "trace": {"trace.gain": (L, G)},

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import SpecError
@@ -33,6 +34,12 @@ from .keepers import (
 )
 from .peers import attention_mass, criticalkv, expected_attention, keydiff, kvzip, snapkv
 
+LATE = 1.0
+"""Nats by which the last layer opens wider to slots, and the first less, on any base: early layers read what words are, late ones what is said next.
+
+It needs no learning, and beats gates and loudness that were learned for every head. Share of the in-context gain at 12.5, 25 and 50% of the tokens, six people of the pool
+"choose": who write 47, 73, 91 by those, 49, 79, 94 so; who chat 96, 122, 132 and 109, 128, 135 (five and six people). As they were met, without a shift of
+their keys, four people: 48, 68, 91 without it and 53, 74, 97; 75, 97, 100 and 86, 109, 110."""
 NEAR = 0.65
 """An imprint is corrected by what is this much nearer to it than to most of what is kept (ten corrections in English: 0.3 to 0.6 of the
 median distance, what they leave alone from 0.7)."""
@@ -112,9 +119,8 @@ def best_imprints(
     k, v, weight = e.k[:, :, index], e.v[:, :, index], torch.zeros(count)
     if merge and count:
         k, v, weight = _merged(e, index, torch.isfinite(worth))
-    gate = torch.zeros(*e.k.shape[:2], 1)
     if learned is not None:
-        k, v, gate = learned.opened(k, v)
+        k = learned.opened(k)
     return Imprints(
         Packed.of(k),
         Packed.of(v),
@@ -122,9 +128,14 @@ def best_imprints(
         (_before(e)[index] + born).to(torch.int32),
         e.shock[index].float().cpu(),
         torch.full((count,), source, dtype=torch.int32),
-        gate + weight,
+        opening(e.base.depth).expand(*e.k.shape[:2], 1) + weight,
         worth[index] * abs(e.affect),
     )
+
+
+def opening(depth: int) -> Float[Tensor, "L 1 1"]:
+    """How widely the heads of each layer open to slots."""
+    return (LATE * torch.linspace(-1, 1, depth))[:, None, None]
 
 
 def _before(e: Experience) -> Tensor:
@@ -151,4 +162,4 @@ def evict(imprints: Imprints, budget: int) -> Imprints:
     return imprints.pick(imprints.worth.topk(budget).indices.sort().values)
 
 
-__all__ = ["DEFAULT", "KEEPERS", "Keeper", "best_imprints", "displaced", "evict", "present_in", "worth_of"]
+__all__ = ["DEFAULT", "KEEPERS", "Keeper", "best_imprints", "displaced", "evict", "opening", "present_in", "worth_of"]

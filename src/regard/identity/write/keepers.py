@@ -4,7 +4,7 @@
     shock_next   that, or what came right before a surprise       random       any (the control)
     value_norm   |v|, summed over layers                          diversity    far in L2 from what is kept
     coverage     both at once: far from what is kept, and shocking
-    words        far from what is kept, and whole words that would be rare anywhere in this text: of what the person told first
+    words        far from what is kept and from all keys' mean, and whole words that would be rare anywhere in this text: of what the person told first
 
 The last three choose one token after the other (`covering`), and begin with what an identity keeps already. `imprints.py` has the table.
 """
@@ -20,9 +20,15 @@ from torch import Tensor
 
 from ..experience import Experience
 from ..speech import ASSISTANT
+from .peers import keydiff
 
 TELLING = 0.2
 """What a spread of shock is worth against the log of a distance."""
+ELSEWHERE = 0.05
+"""What a spread of how far a key points from all the others is worth, in logs of a distance: little, and it finds names at small budgets.
+
+Six people each of the pools train / choose, share of the in-context gain at 12.5% of the tokens: chats 85 / 109 without, 92 / 116 with it, 91 / 119 by twice
+as much; diaries 51 / 49, 55 / 52 and 55 / 55; from 25% on within two points."""
 BEHIND = 1e-4
 """What a token of a word is worth less than the one before it, in logs of a distance."""
 LISTENER, QUESTION, MARK = 1.5, 0.5, 3.0
@@ -69,9 +75,10 @@ def shock_spread(e: Experience, seed: int = 0) -> Tensor:
 
 def told_words(e: Experience, seed: int = 0) -> Tensor:
     """A name of several tokens surprises with its first alone, and none of them says it: a word is as rare as its rarest token.
-    A question tells little, a listener less, a mark without letters nothing."""
+    One whose keys point elsewhere tells a little more. A question tells little, a listener less, a mark without letters nothing."""
     speech = e.speech
-    telling = TELLING * _in_spreads(e, _of_words(e, e.rarity.cpu()))
+    rare, apart = (_of_words(e, x.cpu()) for x in (e.rarity, keydiff(e)))
+    telling = TELLING * _in_spreads(e, rare) + ELSEWHERE * _in_spreads(e, apart - apart[e.content.cpu()].mean())
     asks = speech.asks[speech.sentence.clamp_min(0)] if len(speech.asks) else torch.zeros(len(e), dtype=torch.bool)
     return telling - LISTENER * (speech.role == ASSISTANT) - QUESTION * asks - MARK * ~speech.letters
 

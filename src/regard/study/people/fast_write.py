@@ -6,7 +6,7 @@
 An episode is one person: the history is observed in one pass, written without a gradient, and the next conversation is read. The
 gradient of its surprise goes into a few thousand numbers that all people share, never into a person:
 
-    slots    how widely each head opens to them, to which queries (a shift of all their keys), and how loudly they answer; learned
+    slots    to which queries each head opens, a shift of all their keys; learned
              against harm on neutral text and on other people's words. Those that the default keeper would keep are weighted by
              σ((worth − threshold)/τ), the threshold where the budget ends
     trace    a signed gain per layer and key head on the centred write, and the base's mean queries and keys
@@ -15,7 +15,8 @@ gradient of its surprise goes into a few thousand numbers that all people share,
 Harm is KL to the base on neutral text and on another person's words. A self token can help one person alone: what it
 changes in another's loss counts against it nat for nat. A trace and a key bias only shift scores; the same price leaves nothing of them.
 
-What is shipped was learned beside a scorer of tokens, which lost to plain rules on people of other grammars and is gone.
+What is shipped was learned beside a scorer of tokens and beside gates and loudness of every head. They lost to plain rules on people of
+other grammars, and are gone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ...files import replacing
 from ...identity.experience import Experience
 from ...identity.read.layer import LayerRead
 from ...identity.write.fast_write import FILE, FastWrite, digest, forget_shipped, read_file, shapes_of
-from ...identity.write.imprints import DEFAULT, worth_of
+from ...identity.write.imprints import DEFAULT, opening, worth_of
 from ...identity.write.self_state import pooled
 from ...identity.write.trace import TraceRule, compressed, written
 
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
 BUDGETS = (0.125, 0.25, 0.5)
 SOFT = 0.1
 """τ of the gate; worths, logs of distances, have a spread of about a third."""
-
-MODERATE = 0.5
-"""The share of gates and loudness that is used. They were learned on people whose listener repeats them; on natural people and on diaries of the
-choosing pool half of them keeps more of the person and costs other prose less (docs/identity.md). The shift of keys is used in full."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class Schedule:
 
 
 PARTS = ("imprints", "token", "bias", "trace")
-PACES = {"slots.gate": 2.0, "self.key": 2.0, "self.value": 2.0, "self.bias": 2.0, "trace.gain": 2.0}
+PACES = {"self.key": 2.0, "self.value": 2.0, "self.bias": 2.0, "trace.gain": 2.0}
 """How fast each tensor learns beside the shift of keys, which is counted in their spreads."""
 
 
@@ -103,7 +100,6 @@ def train(
             numbers |= {n: x.detach().clone() for n, x in leaves.items()}
             if name == "imprints":
                 numbers["slots.shift"] *= trainer.spread
-                numbers |= moderated(numbers)
     about = {
         "fingerprint": body.base.fingerprint,
         "base": model_name,
@@ -118,15 +114,9 @@ def train(
     return nats
 
 
-def moderated(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """How widely heads open to slots and how loudly these answer, a part of the way from slots as they were met."""
-    gate, value = numbers["slots.gate"], numbers["slots.value"]
-    return {"slots.gate": MODERATE * gate, "slots.value": 1 + MODERATE * (value - 1)}
-
-
 def _start(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Slots and the self token start as they were met, every other gain as none."""
-    return torch.ones(shape) if name in ("self.key", "self.value", "slots.value") else torch.zeros(shape)
+    """The self token starts as it was met, every other gain as none."""
+    return torch.ones(shape) if name in ("self.key", "self.value") else torch.zeros(shape)
 
 
 class FastWriteTrainer:
@@ -209,8 +199,8 @@ class FastWriteTrainer:
         limit = worth.topk(max(1, round(share * len(said)))).values[-1]
         weight = F.logsigmoid((worth - limit) / SOFT)
         opened = FastWrite({**x, "slots.shift": x["slots.shift"] * self.spread})
-        k, v, gate = opened.opened(e.k[:, :, said], e.v[:, :, said])
-        weight = gate + weight
+        k, v = opened.opened(e.k[:, :, said]), e.v[:, :, said]
+        weight = (opening(e.base.depth) + weight).expand(*k.shape[:3])
         return [LayerRead(self.body.scales[i], k[None, i], v[None, i], weight[None, i]) for i in range(e.base.depth)]
 
     def read_token(self, e: Experience, x: dict[str, Tensor], n: dict[str, Tensor], pick: torch.Generator) -> list[LayerRead]:
