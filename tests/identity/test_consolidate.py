@@ -15,7 +15,7 @@ from regard.identity.body import base_of, body_of, frozen
 from regard.identity.experience import chat_tokens, observe
 from regard.identity.packed import Packed
 from regard.identity.sleep.answering import greedy
-from regard.identity.sleep.consolidate import Look, SleepCheckpoint, consolidate, draft, still_directions
+from regard.identity.sleep.consolidate import Look, SleepCheckpoint, Slept, consolidate, draft, still_directions
 from regard.identity.sleep.items import Item, answers_item, item_loss, logs_at, losses
 from regard.identity.sleep.lessons import Anchors, Lessons
 from regard.identity.sleep.rule import SleepRule
@@ -86,7 +86,7 @@ def test_a_night_that_does_not_help_gives_back_what_went_in(model: Model, mara: 
     assert not slept.helped
     assert woken is mara
     assert slept.best == slept.before < 1e-4
-    assert "no state was nearer" in slept.reason
+    assert "no state was 2% nearer" in slept.reason
 
 
 class EverydayAsNow(FewAnchors):
@@ -124,6 +124,15 @@ def test_a_look_that_recalls_more_is_better_and_one_that_recalls_less_has_lost()
     assert more.better(nearer)
     assert nearer.better(before)
     assert "90%" in Look(8, 0.1, 4, 0.89).loses(before)
+
+
+def test_a_night_that_comes_nearer_by_a_hair_has_earned_nothing():
+    before = Look(0, 2.0, 2, 0.9)
+    assert not Look(8, 1.97, 2, 0.9).earns(before)
+    assert Look(8, 1.95, 2, 0.9).earns(before)
+    assert Look(8, 2.1, 3, 0.9).earns(before)
+    hair = Slept((before, Look(8, 1.97, 2, 0.9)), 0, 3)
+    assert "2% nearer" in hair.reason
 
 
 def test_values_are_not_moved_where_unrelated_texts_read_them(model: Model, mara: Identity, items: Lessons):
@@ -242,7 +251,7 @@ def tensors_of(who: Identity, part: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("part", ["self", "trace", "imprints"])
 def test_only_the_parts_that_are_named_change(model: Model, mara: Identity, items: Lessons, part: str):
-    woken, slept = asleep(model, mara, items, replace(RULE, parts=(part,)))
+    woken, slept = asleep(model, mara, items, replace(RULE, parts=(part,), rate=3 * RULE.rate))
     assert slept.helped
     for other in ("self", "trace", "imprints"):
         mine, theirs = tensors_of(mara, other), tensors_of(woken, other)
