@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import lives
@@ -37,7 +37,7 @@ def mind(model: Model, seed: int = 1) -> Identity:
     """Somebody to whom something has come."""
     someone = lives.someone(base_of(model), seed, rank=2)
     parts = {f.name: getattr(someone, f.name) for f in fields(Identity) if f.name != "episodes"}
-    return Recollection(**parts, head=1, chosen=(0,), coherence=(1.0,))
+    return Recollection(**parts, head=1, chosen=(0,), coherence=(2.0,))
 
 
 @torch.no_grad()
@@ -71,6 +71,13 @@ def test_only_what_came_to_mind_leans_by_itself(model: Model):
     assert said(model, someone, PROMPTS[0])[0] == defined(model, someone, PROMPTS[0], 0.0)
     assert said(model, someone, PROMPTS[0], 2.0)[0] == defined(model, someone, PROMPTS[0], 2.0)
     assert said(model, None, PROMPTS[0], 2.0)[0] == defined(model, None, PROMPTS[0], 0.0)
+
+
+@pytest.mark.parametrize(("coherence", "share"), [(0.2, 0.0), (1.0, 0.0), (1.5, 0.5), (7.0, 1.0)])
+def test_words_lean_as_far_as_it_is_sure_that_they_were_asked_for(model: Model, coherence: float, share: float):
+    who = replace(mind(model), coherence=(0.1, coherence), chosen=(0, 1))
+    assert said(model, who, PROMPTS[0])[0] == defined(model, who, PROMPTS[0], share * CONTRAST)
+    assert said(model, who, PROMPTS[0], 2.0)[0] == defined(model, who, PROMPTS[0], 2.0)
 
 
 def test_rows_of_a_batch_are_each_what_they_are_alone(model: Model):

@@ -40,6 +40,14 @@ def chat(
     repetition_penalty: Annotated[
         float, typer.Option(help="above 1: words that were said become less likely")
     ] = REPETITION_PENALTY,
+    contrast: Annotated[
+        float | None,
+        typer.Option(
+            help="how far words lean away from the model's own where something came to mind [default: 0.5]",
+            show_default=False,
+            min=0,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="same seed, same answers")] = 0,
     sleep: Annotated[
         bool | None,
@@ -84,7 +92,7 @@ def chat(
 
     # Two people who talk on one day are two sources: each can be forgotten without the other.
     label = checked_source(source) if source else unique_source(time.strftime("chat-%Y-%m-%d"))
-    sampling = Sampling(max_tokens, temperature, repetition_penalty=repetition_penalty, seed=seed)
+    sampling = Sampling(max_tokens, temperature, repetition_penalty=repetition_penalty, seed=seed, contrast=contrast)
     settings = Settings(sampling, exact, parse_rule(keep, budget), label, system, read_only, sleep, speculate)
     _chat(names, settings, parse_affect(affect), model, store)
 

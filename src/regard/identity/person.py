@@ -147,14 +147,14 @@ class Person:
     @overload
     def ask(
         self, question: str, *, stream: Literal[False] = False, remember: bool = False, conversation: Conversation | None = None,
-        max_tokens: int = 256, temperature: float = 0.0, repetition_penalty: float = REPETITION_PENALTY, seed: int = 0,
-        weights: Weights = "float32", speculate: Speculate = None,
+        max_tokens: int = 256, temperature: float = 0.0, repetition_penalty: float = REPETITION_PENALTY, contrast: float | None = None,
+        seed: int = 0, weights: Weights = "float32", speculate: Speculate = None,
     ) -> str: ...  # fmt: skip
     @overload
     def ask(
         self, question: str, *, stream: Literal[True], remember: bool = False, conversation: Conversation | None = None,
-        max_tokens: int = 256, temperature: float = 0.0, repetition_penalty: float = REPETITION_PENALTY, seed: int = 0,
-        weights: Weights = "float32", speculate: Speculate = None,
+        max_tokens: int = 256, temperature: float = 0.0, repetition_penalty: float = REPETITION_PENALTY, contrast: float | None = None,
+        seed: int = 0, weights: Weights = "float32", speculate: Speculate = None,
     ) -> Iterator[str]: ...  # fmt: skip
     def ask(
         self,
@@ -166,6 +166,7 @@ class Person:
         max_tokens: int = 256,
         temperature: float = 0.0,
         repetition_penalty: float = REPETITION_PENALTY,
+        contrast: float | None = None,
         seed: int = 0,
         weights: Weights = "float32",
         speculate: Speculate = None,
@@ -173,13 +174,13 @@ class Person:
         """The answer to a question; with `stream`, its pieces as they fall.
 
         Nothing is written, unless `remember` imprints the finished turn, or the question alone where `max_tokens` cut the answer
-        off. Each question stands alone, unless a `conversation()`
-        is given, which goes on with it. Who answers is settled by the call: streams of several people may be read in turns.
+        off. `contrast=0` says what one forward would say where something came to mind (`Sampling`). Each question stands alone, unless a
+        `conversation()` is given, which goes on with it. Who answers is settled by the call: streams of several people may be read in turns.
         """
         talk = self.conversation() if conversation is None else conversation
         if not isinstance(talk, Conversation):
             raise StateError(f"conversation={talk!r:.60}: give what {self.name}.conversation(messages) made")
-        sampling = Sampling(max_tokens, temperature, repetition_penalty=repetition_penalty, seed=seed)
+        sampling = Sampling(max_tokens, temperature, repetition_penalty=repetition_penalty, contrast=contrast, seed=seed)
 
         def done(answer: Answer) -> None:
             self._last = answer
