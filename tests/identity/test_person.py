@@ -182,10 +182,10 @@ def test_an_answer_is_the_identity_s_own_and_writes_nothing(mara: Person, model:
     def plain(identity: Any) -> str:
         return generate(model, prompt, Sampling(6), identity=identity, tokenizer=letters()).text[0].strip()  # pyright: ignore
 
-    assert ask(mara) == plain(None), "before anything is told, the model answers"
+    assert ask(mara, repetition_penalty=1.0) == plain(None), "before anything is told, the model answers"
     mara.tell(CAT)
     before = mara.log()
-    assert ask(mara) == plain(mara.identity)
+    assert ask(mara, repetition_penalty=1.0) == plain(mara.identity)
     assert ask(mara) != plain(None)
     assert ask(mara, temperature=2.0, seed=1) == ask(mara, temperature=2.0, seed=1) != ask(mara, temperature=2.0, seed=2)
     assert isinstance(ask(mara, weights="int8"), str)
