@@ -386,7 +386,7 @@ def planted(kind: Plant, seed: int) -> Record:
     }  # fmt: skip
 
 
-PENDING = Study(
+STUDY = Study(
     claim="A night keeps more of a natural person than one pass does, and takes nothing from what is said to others.",
     source="what an identity promises here",
     protocol="People of the test pool in short natural lives; SmolLM2 keeps a quarter of the tokens as imprints and all of it as episodes, sleeps once by the default rule, and is "
