@@ -193,7 +193,7 @@ def planted(kind: Plant, seed: int) -> Record:
     return {"name": "Ada", "base": 3.0, "lessons": 9, **dict.fromkeys(PARTS, state)}
 
 
-PENDING = Study(
+STUDY = Study(
     claim="A night without imprints writes one person into a trace or a self: their own next conversation, and nobody else's.",
     source="Trace Tensor Attention and Self-Conditioned Attention, and what an identity promises here",
     protocol="People of the test pool in short natural lives; a trace or a self alone sleeps over the history by the rule ALONE; nats of the assistant's words "

@@ -36,11 +36,6 @@ MOST = 3
 """Episodes that come to mind at once at most, a listener's question and the answer to it counted as one."""
 THRESHOLD = {True: 0.0, False: 0.0}
 """Coherence below which nothing comes to mind, with an encoder of meanings and without."""
-LATE = 1.0
-"""Nats by which the last layer looks more at what came to mind, the first not at all, those between in proportion (`write/imprints.py`).
-
-Natural questions of the pools train / choose, 60 each, nats: 3.87 / 3.54 without, 3.73 / 3.42 so, 3.69 by 1.5 (train); 1 in all layers 3.52 (choose). Right greedy answers
-32 / 24 without and 27 / 30 so; with the contrast of `layer.py` 29 of 46 / 23 of 35 and 28 / 23: it is the nats that gain."""
 REMADE = 16
 """Episodes whose keys and values are held in memory after they came to mind."""
 
@@ -116,11 +111,10 @@ def _remade(body: Body, finder: Finder, identity: Identity, episodes: Sequence[E
     owner = torch.tensor(part)
     sources = torch.tensor([identity.sources.index(e.source) for e in episodes], dtype=torch.int32)
     position = torch.tensor([e.position for e in episodes], dtype=torch.int32)
-    zeros, depth = torch.zeros(len(tokens)), k.shape[0]
-    weight = LATE * torch.linspace(0, 1, depth)[:, None, None] * (owner >= 0)
+    zeros = torch.zeros(len(tokens))
     imprints = Imprints(
         k, v, torch.tensor(tokens, dtype=torch.int32), position[owner] + _within(owner), zeros, sources[owner],
-        weight.expand(*k.shape[:3]).contiguous(), zeros,
+        torch.zeros(*k.shape[:3]), zeros,
     )  # fmt: skip
     # In front of the text the words around would stand where nothing is asked: only what was said goes there.
     return imprints if body.has_heads else imprints.pick((owner >= 0).nonzero().flatten())
