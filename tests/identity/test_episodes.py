@@ -211,6 +211,20 @@ def test_a_prompt_brings_to_mind_what_it_asks_for(model: Model) -> None:
     assert not len(me.imprints), "the identity stays as it was"
 
 
+@pytest.mark.parametrize(("copies", "more"), [(1, recalling.LATE), (3, None), (6, 0.0)])
+def test_late_layers_look_more_at_what_is_short(model: Model, copies: int, more: float | None) -> None:
+    body = body_of(model)
+    me = told(model, " ".join(["My cat is Mochi."] * copies))
+    finder, prompt = recalling.finder_of(body, letters()), letters().encode(letters().chat(says("Who?")))
+    slots, tokens = recalling._remade(body, finder, me, me.episodes[:1], prompt), len(me.episodes[0])
+    expected = min(recalling.LATE, max(0.0, float(torch.tensor(recalling.SHORT / tokens).log())))
+    assert more is None or expected == more
+    words = slots.weight[-1, 0]
+    assert all(w in (0.0, pytest.approx(expected)) for w in words.tolist())
+    assert int((words > 0).sum()) == (tokens if expected else 0), "the words around are looked at as they are"
+    assert not slots.weight[0].any()
+
+
 def test_what_does_not_cohere_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     me = told(model, "My cat is called Mochi.")
     monkeypatch.setattr(recalling, "THRESHOLD", {True: 1e9, False: 1e9})

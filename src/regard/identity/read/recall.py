@@ -11,6 +11,7 @@ question, as it may correct the older: a token costs the same whatever the lengt
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -36,6 +37,9 @@ MOST = 3
 """Episodes that come to mind at once at most, a listener's question and the answer to it counted as one."""
 THRESHOLD = {True: 0.0, False: 0.0}
 """Coherence below which nothing comes to mind, with an encoder of meanings and without."""
+LATE, SHORT = 1.0, 84
+"""Nats by which the last layer looks more at what came to mind, at most, the first not at all, those between in proportion (`write/imprints.py`); and
+tokens from which on nothing is added, as what is long is looked at anyway: log(SHORT / tokens) where that is less (docs/identity.md)."""
 REMADE = 16
 """Episodes whose keys and values are held in memory after they came to mind."""
 
@@ -111,10 +115,12 @@ def _remade(body: Body, finder: Finder, identity: Identity, episodes: Sequence[E
     owner = torch.tensor(part)
     sources = torch.tensor([identity.sources.index(e.source) for e in episodes], dtype=torch.int32)
     position = torch.tensor([e.position for e in episodes], dtype=torch.int32)
-    zeros = torch.zeros(len(tokens))
+    zeros, said = torch.zeros(len(tokens)), owner >= 0
+    more = min(LATE, max(0.0, math.log(SHORT / max(int(said.sum()), 1))))
+    weight = more * torch.linspace(0, 1, k.shape[0])[:, None, None] * said
     imprints = Imprints(
         k, v, torch.tensor(tokens, dtype=torch.int32), position[owner] + _within(owner), zeros, sources[owner],
-        torch.zeros(*k.shape[:3]), zeros,
+        weight.expand(*k.shape[:3]).contiguous(), zeros,
     )  # fmt: skip
     # In front of the text the words around would stand where nothing is asked: only what was said goes there.
     return imprints if body.has_heads else imprints.pick((owner >= 0).nonzero().flatten())
