@@ -185,8 +185,9 @@ class PlainEngine:
         told: list[Token] = []
         stream = Stream(0, prompt, job.sampling, self.tokenizer, told.append, model.generation_info.eos_ids)
         draw = Drawer(job.sampling, [prompt], model.config.vocabulary, [0], stream.stop_ids)
-        caches, beside = (self._rooms(decoder.depth, len(prompt) + job.sampling.max_tokens) for _ in range(2))
-        contrast = contrast_of(overrides, job.sampling)
+        contrast, room = contrast_of(overrides, job.sampling), len(prompt) + job.sampling.max_tokens
+        caches = self._rooms(decoder.depth, room)
+        beside = self._rooms(decoder.depth, room) if contrast else ()
         scores: list[Score] | None = [Score(prompt[0], None)] if job.prompt_logprobs is not None else None
         device = next(model.parameters()).device
         start, chunk = 0, prompt[:PREFILL]
