@@ -17,10 +17,21 @@ from regard.identity.body import body_of
 from regard.identity.episodes import Episode
 from regard.identity.packed import Packed
 from regard.identity.read import finding, scores
-from regard.identity.read.about import EVERYDAY, LIFE, LISTENER, TOLD, About, asks_listener, wording
+from regard.identity.read.about import (
+    CHANGED,
+    EVERYDAY,
+    LIFE,
+    LISTENER,
+    TOLD,
+    TOLD_FIRST,
+    About,
+    asks_listener,
+    wording,
+)
 from regard.identity.read.finding import LifeMeanings, finder_of, meanings_within
 from regard.identity.read.index import HELD, Index, index_of
 from regard.identity.read.scores import scored
+from regard.identity.read.updates import Updates
 from regard.models.base import Model
 from regard.study.people.natural_data import POOLS, phrasebook
 
@@ -53,7 +64,8 @@ def nobody_s_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "meanings", letters_of)
     monkeypatch.setattr(scores, "meanings", letters_of)
     about, mean = About.fitted(letters_of(list(LIFE)), letters_of(list(EVERYDAY))), letters_of(list(LIFE)).mean(0)
-    known = LifeMeanings(about, mean, torch.zeros(1, 26), torch.zeros(1, 26))
+    change = About.fitted(letters_of(list(CHANGED)), letters_of(list(TOLD_FIRST)))
+    known = LifeMeanings(about, mean, torch.zeros(1, 26), torch.zeros(1, 26), change)
     monkeypatch.setattr(scores, "life_meanings", lambda: known)
 
 
@@ -206,7 +218,8 @@ def test_what_the_listener_said_comes_first_only_where_it_is_asked_for(nobody_s_
 
 def test_what_is_sought_leans_to_how_the_most_alike_question_is_told() -> None:
     axes = torch.eye(4)
-    known = LifeMeanings(About.fitted(axes[:1], axes[1:2]), torch.zeros(4), axes[:2], axes[2:])
+    about = About.fitted(axes[:1], axes[1:2])
+    known = LifeMeanings(about, torch.zeros(4), axes[:2], axes[2:], about)
     assert torch.allclose(known.sought(axes[0]), axes[0] + finding.TOLD_SHARE * axes[2], atol=1e-5)
     assert torch.allclose(known.sought(axes[1]), axes[1] + finding.TOLD_SHARE * axes[3], atol=1e-5)
     between = known.sought((axes[0] + axes[1]) / 2)
@@ -306,32 +319,50 @@ def test_coherence_of_what_was_told_does_not_fall_as_more_is_told(model: Model, 
     assert float(many.coherence[0]) > float(few.coherence[0]) - 0.5
 
 
-def test_what_a_younger_turn_says_anew_stays_away(
-    nobody_s_encoder: None, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scores, "APART", float("inf"))
-    old, new = "We live in Lyon now.", "We live in Oslo now."
-    me = told(model, old, "Quiz: jazz, fizz, buzz.", new)
-    assert fit(model, me, "Where do we live now?").chosen(3, 128) == [1, 2]
-    assert fit(model, told(model, new, old), "Where do we live now?").chosen(3, 128) == [1]
-    apart = told(model, "We live in Lyon now.", "Quiz: jazz, fizz, buzz.")
-    assert fit(model, apart, "Where do we live now?").chosen(3, 128) == [0, 1]
-
-
-def test_a_younger_turn_that_fits_less_displaces_nothing(model: Model) -> None:
-    vet, dentist = torch.tensor([1.0, 0.0]), torch.tensor([0.64, 0.768])
-    close = scores.Scores(
-        told(model, "The vet is on Monday.", "The dentist is on Friday.").episodes,
-        [(0,), (1,)],
-        torch.tensor([3.0, 2.9]),
-        torch.ones(2),
-        True,
-        {0: vet, 1: dentist},
+def test_what_corrects_comes_in_the_stead_of_what_it_corrects(model: Model) -> None:
+    episodes = told(model, "We fly to Rome.", "Rome is off, it is Oslo.", "Oslo is off, it is Bonn.", "The bus was late.").episodes
+    fits = scores.Scores(
+        episodes, [(0,), (1,), (2,), (3,)], torch.tensor([3.0, -9.0, -9.0, 2.5]), torch.ones(4), True, {0: 1, 1: 2}
     )
-    assert close.chosen(3, 128) == [1]
-    assert replace(close, rank=torch.tensor([3.0, 3.9])).chosen(3, 128) == [1]
-    assert replace(close, rank=torch.tensor([3.0, 0.3])).chosen(3, 128) == [0, 1]
-    assert replace(close, rank=torch.tensor([3.0, -1.0])).chosen(3, 128) == [0], "what stands far behind does not come at all"
+    assert fits.chosen(3, 128) == [2, 3], "however far behind it stands, and through several corrections"
+    assert fits.chosen(1, 128) == [2]
+    assert replace(fits, rank=torch.tensor([3.0, 2.9, 2.8, 2.5])).chosen(3, 128) == [2, 3], "once, whatever it corrects"
+    assert replace(fits, newer={}).chosen(3, 128) == [0, 3]
+
+
+def corrected(me: Identity, meant: list[list[float]], rank: list[float], shared: str = "") -> dict[int, int]:
+    """What corrects what of turns that mean this; the third number is how much one sounds like news of a change."""
+    rows = [F.normalize(torch.tensor([x]), dim=-1) for x in meant]
+    episodes = [replace(e, meaning=Packed.of(x), encoder="plane") for e, x in zip(me.episodes, rows, strict=True)]
+    change = About(torch.tensor([0.0, 0.0, 3.0]), torch.zeros(3))
+    first = torch.tensor(rank).argsort(descending=True).tolist()
+    tokens = letters().encode(shared, bos=False)
+    return Updates(Index(episodes), torch.tensor(rank), torch.tensor([1.0, 0.0, 0.0]), tokens, change, first).found()
+
+
+def test_only_what_is_younger_and_the_user_s_corrects(model: Model) -> None:
+    two = told(model, "We live in Lyon.", "It is Oslo now.")
+    first, anew, else_ = [1.0, 0.3, 0.0], [1.0, 0.0, 0.9], [0.0, 1.0, 0.9]
+    assert corrected(two, [first, anew], [2.0, 1.0]) == {0: 1}
+    assert corrected(two, [first, anew], [1.0, 2.0]) == {0: 1}, "whichever fits better"
+    assert corrected(two, [first, else_], [2.0, 1.0]) == {}, "it says something else"
+    assert corrected(two, [first, first], [2.0, 1.0]) == {}, "what is told twice is not corrected"
+    heard = told(model, says("We live in Lyon.", "It is Oslo now.", "No.", "Sorry."))
+    assert corrected(heard, [first, anew, else_, else_], [2.0, 1.0, -9.0, -9.0]) == {}, "a listener corrects nobody"
+
+
+def test_what_stands_far_behind_corrects_only_what_names_the_same(model: Model) -> None:
+    two, meant = told(model, "The vet is on Monday.", "The vet said Friday."), [[1.0, 0.6, 0.0], [1.0, 0.0, 0.9]]
+    assert corrected(two, meant, [3.0, 2.9]) == {0: 1}
+    assert corrected(two, meant, [3.0, -3.0]) == {}
+    assert corrected(two, meant, [3.0, -3.0], shared="vet") == {0: 1}
+
+
+def test_news_of_a_change_corrects_sooner(model: Model) -> None:
+    two = told(model, "We fly on Monday.", "Friday it is.")
+    first, plain, news = [1.0, -0.3, 0.0], [1.0, 0.2, 0.0], [1.0, 0.2, 1.0]
+    assert corrected(two, [first, news], [3.0, 2.0]) == {0: 1}
+    assert corrected(two, [first, plain], [3.0, 2.0]) == {}
 
 
 def test_without_meanings_nothing_is_displaced(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,8 @@ LISTENER: tuple[str, ...] = tuple(_LISTS["listener"])
 """Ask for what the listener said: a recommendation, a list, an explanation."""
 TOLD: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = tuple((tuple(q), tuple(s)) for q, s in _LISTS["told"])
 """Questions about one thing, and how people tell it: "occupation" is not like "ten years as a dental hygienist", and means it."""
+CHANGED, TOLD_FIRST = (tuple(pair[n] for pair in _LISTS["changed"]) for n in (0, 1))
+"""What is said of a thing when it has changed or was wrong, and of the same thing when it is told for the first time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,4 +100,4 @@ def _counted(questions: Sequence[str]) -> Counter[str]:
     return Counter(word for q in questions for word in _words(q))
 
 
-__all__ = ["EVERYDAY", "LIFE", "LISTENER", "TOLD", "About", "asks_listener", "wording"]
+__all__ = ["CHANGED", "EVERYDAY", "LIFE", "LISTENER", "TOLD", "TOLD_FIRST", "About", "asks_listener", "wording"]

@@ -28,7 +28,7 @@ from ...models.subwords import TokenizerError
 from ...models.tokenizer import Tokenizer
 from ..sleep.texts import NEUTRAL
 from ..speech import SENTENCE
-from .about import EVERYDAY, LIFE, TOLD, About
+from .about import CHANGED, EVERYDAY, LIFE, TOLD, TOLD_FIRST, About
 from .frame import Frame
 
 if TYPE_CHECKING:
@@ -266,6 +266,8 @@ class LifeMeanings:
     """Questions about one thing or another, and"""
     told: Float[Tensor, "n E"]
     """what is told of it, the mean of a few statements."""
+    change: About
+    """How much a statement sounds like news of a change, not like what is told for the first time."""
 
     def sought(self, question: Float[Tensor, " E"]) -> Float[Tensor, " E"]:
         """What a question is about, and, of the questions most like it, how that is told."""
@@ -279,16 +281,18 @@ def life_meanings() -> LifeMeanings | None:
 
 @lru_cache(maxsize=1)
 def _life_meanings(encoder: str) -> LifeMeanings:
-    life, everyday = meanings(LIFE), meanings(EVERYDAY)
-    assert life is not None
-    assert everyday is not None
-    return LifeMeanings(About.fitted(life, everyday), life.mean(0), *_told_meanings())
+    life, everyday, changed, first = (_meant(some) for some in (LIFE, EVERYDAY, CHANGED, TOLD_FIRST))
+    return LifeMeanings(About.fitted(life, everyday), life.mean(0), *_told_meanings(), About.fitted(changed, first))
+
+
+def _meant(texts: Sequence[str]) -> Float[Tensor, "n E"]:
+    vectors = meanings(texts)
+    assert vectors is not None
+    return vectors
 
 
 def _told_meanings() -> tuple[Float[Tensor, "n E"], Float[Tensor, "n E"]]:
-    asked, told = meanings([q for some, _ in TOLD for q in some]), meanings([said for _, some in TOLD for said in some])
-    assert asked is not None
-    assert told is not None
+    asked, told = _meant([q for some, _ in TOLD for q in some]), _meant([said for _, some in TOLD for said in some])
     means = torch.stack([part.mean(0) for part in told.split([len(said) for _, said in TOLD])])
     return asked, means.repeat_interleave(torch.tensor([len(some) for some, _ in TOLD]), 0)
 

@@ -68,6 +68,13 @@ class Index:
         return torch.arange(len(self.episodes)).repeat_interleave(self.lengths)
 
     @cached_property
+    def spread(self) -> Int[Tensor, " V"]:
+        """How many episodes hold each token, by its id."""
+        size = int(self.tokens.max()) + 1
+        held = (self.owner * size + self.tokens.long()).unique() % size
+        return held.bincount(minlength=size)
+
+    @cached_property
     def usual(self) -> Float[Tensor, "E 4"]:
         return torch.stack([e.usual for e in self.episodes])
 

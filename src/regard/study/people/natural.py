@@ -8,10 +8,11 @@
         person.unanswerable   natural questions that the history does not answer
 
 The listener is silent ("Mm."), natural (asks back, comments, helps with tasks) or wrong (misremembers: a value that must not be believed),
-and never says a value that the person told. The pools "train", "choose", "test", "final", "fresh" and "guest" share no value and no sentence,
-and their sentences are built differently: statements with the subject first; subordinate clauses and answers to the listener's questions;
-fronted, cleft and clipped sentences and small stories; letters, lists and interrupted talk; posts, spoken memos, mails to a desk and bullets;
-requests to an assistant, with the fact as their reason, inside the instruction or in a pasted message.
+and never says a value that the person told. The pools "train", "choose", "test", "final", "fresh", "guest" and "visitor" share no value
+and no sentence, and their sentences are built differently: statements with the subject first; subordinate clauses and answers to the
+listener's questions; fronted, cleft and clipped sentences and small stories; letters, lists and interrupted talk; posts, spoken memos,
+mails to a desk and bullets; requests to an assistant, with the fact as their reason, inside the instruction or in a pasted message;
+anecdotes as they are spoken, with reported speech, questions to nobody, then and now, and repair in mid-sentence.
 """
 
 from __future__ import annotations

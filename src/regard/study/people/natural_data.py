@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from ...errors import RegardError
 from .data import frozen_json
 
-NaturalPool = Literal["train", "choose", "test", "final", "fresh", "guest"]
+NaturalPool = Literal["train", "choose", "test", "final", "fresh", "guest", "visitor"]
 FactKind = Literal["plain", "passing", "third", "negated", "number", "update", "correction"]
 ListenerKind = Literal["silent", "natural", "wrong"]
 POOLS: tuple[NaturalPool, ...] = get_args(NaturalPool)
