@@ -45,8 +45,8 @@ def model() -> Model:
 
 def told(model: Model, *texts: str | list[dict[str, str]]) -> Identity:
     me = nobody(model)
-    for text in texts:
-        me = imprint(me, observe(model, text, letters(), source="a test"), RULE)
+    for n, text in enumerate(texts):
+        me = imprint(me, observe(model, text, letters(), source=f"day {n}"), RULE)
     return me
 
 
@@ -342,17 +342,20 @@ def corrected(me: Identity, meant: list[list[float]], rank: list[float], shared:
 
 def test_only_what_is_younger_and_the_user_s_corrects(model: Model) -> None:
     two = told(model, "We live in Lyon.", "It is Oslo now.")
-    first, anew, else_ = [1.0, 0.3, 0.0], [1.0, 0.0, 0.9], [0.0, 1.0, 0.9]
+    first, anew, else_ = [1.0, 0.3, 0.0], [1.0, 0.0, 0.9], [0.0, 1.0, 0.2]
     assert corrected(two, [first, anew], [2.0, 1.0]) == {0: 1}
     assert corrected(two, [first, anew], [1.0, 2.0]) == {0: 1}, "whichever fits better"
     assert corrected(two, [first, else_], [2.0, 1.0]) == {}, "it says something else"
     assert corrected(two, [first, first], [2.0, 1.0]) == {}, "what is told twice is not corrected"
+    at_once = replace(two, episodes=tuple(replace(e, source=two.sources[0]) for e in two.episodes))
+    assert corrected(at_once, [first, [1.0, 0.1, 0.3]], [2.0, 0.5]) == {}, "a conversation that goes on about a thing"
+    assert corrected(two, [first, [1.0, 0.1, 0.3]], [2.0, 0.5]) == {0: 1}
     heard = told(model, says("We live in Lyon.", "It is Oslo now.", "No.", "Sorry."))
     assert corrected(heard, [first, anew, else_, else_], [2.0, 1.0, -9.0, -9.0]) == {}, "a listener corrects nobody"
 
 
 def test_what_stands_far_behind_corrects_only_what_names_the_same(model: Model) -> None:
-    two, meant = told(model, "The vet is on Monday.", "The vet said Friday."), [[1.0, 0.6, 0.0], [1.0, 0.0, 0.9]]
+    two, meant = told(model, "The vet is on Monday.", "The vet said Friday."), [[1.0, 0.6, 0.0], [1.0, 0.0, 0.3]]
     assert corrected(two, meant, [3.0, 2.9]) == {0: 1}
     assert corrected(two, meant, [3.0, -3.0]) == {}
     assert corrected(two, meant, [3.0, -3.0], shared="vet") == {0: 1}

@@ -16,6 +16,7 @@ from regard.identity.body import body_of
 from regard.identity.episodes import Episode, check_episode
 from regard.identity.packed import Packed
 from regard.identity.read import recall as recalling
+from regard.identity.read.about import LISTENER
 from regard.identity.read.finding import finding_layers
 from regard.identity.read.frame import READ, Frame
 from regard.identity.read.layer import LayerRead, Place
@@ -270,6 +271,15 @@ def test_several_come_in_the_order_in_which_they_were_said_and_in_no_more_than_t
     assert isinstance(mind, Recollection)
     assert list(mind.chosen) == sorted(mind.chosen)
     assert len(mind.imprints) <= recalling.SLOTS
+
+
+@pytest.mark.parametrize(("question", "slots"), [("Where did the boat go?", "SLOTS"), (LISTENER[0], "HEARD")])
+def test_more_of_what_the_listener_said_is_read_where_it_is_asked_for(model: Model, question: str, slots: str) -> None:
+    me = told(model, says("Tell me of boats.", "The boat left at nine. It was a good boat and it went far. " * 12))
+    mind = recall(model, me, ask(question), letters(), most=9)
+    assert isinstance(mind, Recollection)
+    least, most = (0, recalling.SLOTS) if slots == "SLOTS" else (recalling.SLOTS, recalling.HEARD)
+    assert least < len(mind.imprints) <= most
 
 
 def test_generate_brings_to_mind_by_itself_bound_or_in_a_block(model: Model) -> None:
