@@ -1,9 +1,7 @@
-"""What was settled on five pools of people holds for a sixth, which somebody wrote who did not know the rules.
+"""What was settled on six pools of people holds for a seventh, which somebody wrote who did not know the rules.
 
-One seed is one person of the pool "guest" of `people.natural`: requests to an assistant in which a fact is only the reason, a condition or
-part of a pasted message, by people who write in haste, or in English as a second language. The pool was written before anything was measured on it,
-by an author who had not read how episodes are found, and opened for this study alone, once, when ranks, weights and threshold were settled on the
-pools "train", "choose", "test", "final" and "fresh".
+One seed is one person of the pool "visitor" of `people.natural`: anecdotes, dictation and side remarks, long messages beside tiny ones. The pool
+was drafted by an author who had not read how episodes are found, and opened for this study alone, once, when everything was settled on the other six.
 SmolLM2 writes their episodes and is asked natural questions in a fresh chat, greedily and in nats of the accepted answer: with nothing, with
 the history in the context, with one and three turns as text by BM25 and by MiniLM, the turn that says it, episodes, and another person's.
 
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PEOPLE = 12
-POOL: NaturalPool = "guest"
+POOL: NaturalPool = "visitor"
 STATES = (
     "nothing", "history in context", "BM25, 1 turn", "BM25, 3 turns", "MiniLM, 1 turn", "MiniLM, 3 turns", "the right turn",
     "episodes", "another's episodes",
@@ -197,9 +195,9 @@ def planted(kind: Plant, seed: int) -> Record:
 
 
 STUDY = Study(
-    claim="Of people in a sixth grammar, by another author, on whom nothing was chosen, what a prompt brings to mind is theirs, answers better than retrieval as text, and comes only when asked for.",
+    claim="Of people in a seventh grammar, by another author, on whom nothing was chosen, what a prompt brings to mind is theirs, answers better than retrieval as text, and comes only when asked for.",
     source="what an identity promises here",
-    protocol=f"People of the pool guest, opened once; SmolLM2 writes their episodes and answers up to {PLANS['full'].questions} natural questions in a fresh chat, greedily and in nats of the accepted answer, under nine states, and all everyday questions of the pool.",
+    protocol=f"People of the pool visitor, opened once; SmolLM2 writes their episodes and answers up to {PLANS['full'].questions} natural questions in a fresh chat, greedily and in nats of the accepted answer, under nine states, and all everyday questions of the pool.",
     controls=(
         "another person's episodes",
         "the turn of another question (shuffled)",
