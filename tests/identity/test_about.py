@@ -320,7 +320,9 @@ def test_coherence_of_what_was_told_does_not_fall_as_more_is_told(model: Model, 
 
 
 def test_what_corrects_comes_in_the_stead_of_what_it_corrects(model: Model) -> None:
-    episodes = told(model, "We fly to Rome.", "Rome is off, it is Oslo.", "Oslo is off, it is Bonn.", "The bus was late.").episodes
+    episodes = told(
+        model, "We fly to Rome.", "Rome is off, it is Oslo.", "Oslo is off, it is Bonn.", "The bus was late."
+    ).episodes
     fits = scores.Scores(
         episodes, [(0,), (1,), (2,), (3,)], torch.tensor([3.0, -9.0, -9.0, 2.5]), torch.ones(4), True, {0: 1, 1: 2}
     )

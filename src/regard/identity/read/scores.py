@@ -98,7 +98,12 @@ class Scores:
         for u in self.rank.argsort(descending=True)[: 2 * most].tolist():
             said = self._newest(u)
             size = sum(len(self.episodes[i]) + 1 for i in self.units[said])
-            if len(chosen) < most and float(self.rank[u]) >= first - APART and said not in chosen and (size <= room or not chosen):
+            if (
+                len(chosen) < most
+                and float(self.rank[u]) >= first - APART
+                and said not in chosen
+                and (size <= room or not chosen)
+            ):
                 chosen.append(said)
                 room -= size
         return sorted(chosen)

@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
