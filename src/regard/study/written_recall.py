@@ -1,12 +1,12 @@
-"""What was settled on six pools of people holds for a seventh, which somebody wrote who did not know the rules.
+"""What was settled on made-up people holds for people whom somebody wrote by hand, without knowing the rules.
 
-One seed is one person of the pool "visitor" of `people.natural`: anecdotes, dictation and side remarks, long messages beside tiny ones. The pool
-was drafted by an author who had not read how episodes are found, and opened for this study alone, once, when everything was settled on the other six.
-SmolLM2 writes their episodes and is asked natural questions in a fresh chat, greedily and in nats of the accepted answer: with nothing, with
+One seed is one person of `people.written`: no grammar made them, and nothing was chosen on them. They were opened for this study alone, once, when
+everything was settled on seven pools of `people.natural` and on LongMemEval's first 96 histories.
+SmolLM2 writes their episodes and is asked their questions in a fresh chat, greedily and in nats of the accepted answer: with nothing, with
 the history in the context, with one and three turns as text by BM25 and by MiniLM, the turn that says it, episodes, and another person's.
 
-Beside it: the rank of the right turn, against the turn of another question (shuffled); what brings nothing to mind of the questions without an
-answer; and whether all everyday questions of the pool are answered as without an identity, without a private word.
+Beside it: the rank of the right turn, against the turn of another question (shuffled); whether what was changed later is likelier than what it was; what
+brings nothing to mind of the questions without an answer; and whether everyday questions are answered as without an identity, without a private word.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from .frame.verdict import Check, Verdict, interval, judged
 from .natural_recall import _changed as changed  # pyright: ignore[reportPrivateUsage]
 from .people.asking import Ask, Examiner, Written, rank_of, write_episodes
 from .people.baselines import Turns
-from .people.natural import NaturalPerson, NaturalQuestion, everyday, natural
-from .people.natural_data import NaturalPool
+from .people.natural import NaturalPerson, NaturalQuestion
+from .people.written import written, written_everyday
 from .tasks.packaged import MINILM, SMOLLM2, sentence_vectors
 from .tasks.pretrained import smollm2
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PEOPLE = 12
-POOL: NaturalPool = "visitor"
+PEOPLE = 8
 STATES = (
     "nothing", "history in context", "BM25, 1 turn", "BM25, 3 turns", "MiniLM, 1 turn", "MiniLM, 3 turns", "the right turn",
     "episodes", "another's episodes",
@@ -45,14 +44,13 @@ WHOLE, RIVALS = STATES[1], STATES[2:6]
 @dataclass(frozen=True)
 class Plan:
     depth: int | None
-    short: bool
     questions: int
     everyday: int
     answer: int
     """Tokens of a greedy answer at most."""
 
 
-PLANS = {"mini": Plan(2, True, 2, 1, 2), "quick": Plan(None, True, 2, 4, 8), "full": Plan(None, False, 4, 32, 24)}
+PLANS = {"mini": Plan(2, 2, 1, 2), "quick": Plan(None, 2, 4, 8), "full": Plan(None, 6, 64, 24)}
 
 
 @cache
@@ -64,7 +62,7 @@ def _examiner(size: Size) -> Examiner:
 @cache
 def _lived(seed: int, size: Size) -> tuple[NaturalPerson, Written]:
     sentence_vectors(["."])  # an episode has a meaning only where the encoder is at hand
-    person = natural(PEOPLE + 1, 0, POOL, PLANS[size].short)[seed]
+    person = written()[seed % PEOPLE]
     return person, write_episodes(_examiner(size), person.history)
 
 
@@ -78,9 +76,19 @@ def run(seed: int, size: Size) -> Record:
         "listener": person.listener,
         "tokens": mine.identity.life.tokens,
         **_answers(person, mine, other, asked, examiner),
-        "everyday": _everyday(person, mine, examiner, Random(seed).sample(everyday(POOL), plan.everyday)),
+        "everyday": _everyday(person, mine, examiner, Random(seed).sample(written_everyday(), plan.everyday)),
+        "updates": [_update(q, mine, other, examiner) for q in person.questions if q.choices],
         "refused": [float(_refused(examiner.recalled(mine.identity, p))) for p in unanswered],
     }
+
+
+def _update(q: NaturalQuestion, mine: Written, other: Written, examiner: Examiner) -> Record:
+    """Nats of what is so now and of what was, by the own life and by another's."""
+    plain = examiner.prompt([{"role": "user", "content": q.text}])
+    minds = [examiner.recalled(who.identity, plain) for who in (mine, other)]
+    said = examiner.ask_all([Ask(plain, value, mind, greedy=False) for mind in minds for value in (q.value, q.choices[0])])
+    nats = [round(x.nats, 4) for x in said]
+    return {"own": nats[:2], "another": nats[2:]}
 
 
 def _answers(
@@ -149,6 +157,9 @@ def judge(records: Sequence[Record]) -> Verdict:
     def among(name: str) -> list[float]:
         return [_mean([float(rank < 3) for rank in r["ranks"][name]]) for r in records]
 
+    def won(who: str) -> list[float]:
+        return [_mean([float(u[who][0] < u[who][1]) for u in r["updates"]]) for r in records if r["updates"]]
+
     own, another = "episodes", "another's episodes"
     return judged(
         Check("nats of the accepted answer below those of nothing", below(own, "nothing"), above=0.5, control=below(another, "nothing"),
@@ -161,6 +172,7 @@ def judge(records: Sequence[Record]) -> Verdict:
         Check("questions without an answer that are refused, above those with one",
               [_mean(r["refused"]) - _mean([float(not c["turns"]) for c in r["chosen"]]) for r in records], above=0.3,
               condition="what has no answer is to be refused"),
+        Check("updates that are likelier than what they replace", won("own"), above=0.8, control=won("another"), condition="a fact has changed"),
         Check("everyday questions answered as without an identity", [_mean(r["everyday"]["same"]) for r in records], above=0.97, condition="nobody asks about the person"),
         Check("private words in everyday answers", [_mean(r["everyday"]["private"]) for r in records], below=0, condition="nothing private may be said unasked"),
     )  # fmt: skip
@@ -189,15 +201,16 @@ def planted(kind: Plant, seed: int) -> Record:
     return {
         "name": "Ada", "listener": "natural", "tokens": 500, "states": states, "questions": [],
         "ranks": {"episodes": [0, 0] if true else [9, 9], "MiniLM": [0, 4], "shuffled": [0, 0] if spoiled else [9, 9]},
+        "updates": [{"own": [1.0, 2.0] if true else [2.0, 1.0], "another": [1.0, 2.0] if spoiled else [2.0, 1.0]}],
         "chosen": [{"turns": 1, "right": true}] * 2, "refused": [1.0 if true else 0.0],
         "everyday": {"same": [1.0 if true else 0.5], "cosine": [1.0], "private": [0.0 if true else 1.0], "nats": [0.0], "refused": [1.0]},
     }  # fmt: skip
 
 
 STUDY = Study(
-    claim="Of people in a seventh grammar, by another author, on whom nothing was chosen, what a prompt brings to mind is theirs, answers better than retrieval as text, and comes only when asked for.",
+    claim="Of people whom another author wrote by hand, and on whom nothing was chosen, what a prompt brings to mind is theirs, answers better than retrieval as text, and comes only when asked for.",
     source="what an identity promises here",
-    protocol=f"People of the pool visitor, opened once; SmolLM2 writes their episodes and answers up to {PLANS['full'].questions} natural questions in a fresh chat, greedily and in nats of the accepted answer, under nine states, and all everyday questions of the pool.",
+    protocol=f"Eight people written by hand, opened once; SmolLM2 writes their episodes and answers {PLANS['full'].questions} questions in a fresh chat, greedily and in nats of the accepted answer, under nine states, and 64 everyday questions.",
     controls=(
         "another person's episodes",
         "the turn of another question (shuffled)",

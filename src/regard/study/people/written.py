@@ -1,0 +1,51 @@
+"""People whom somebody wrote by hand, message by message, as they would write to an assistant: no grammar generates them.
+
+for person in written():
+    person.history        four to six conversations: mails, recipes, code, plans, small talk, pasted text
+    person.questions      five about what they told, some of it changed later, and one about what the assistant said
+    person.unanswerable   about their own life, and never told
+written_everyday()        what anybody asks
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from .data import frozen_json
+from .natural import NaturalFact, NaturalPerson, NaturalQuestion
+from .natural_data import FactKind
+
+
+@cache
+def written() -> tuple[NaturalPerson, ...]:
+    """All of them; there is no next conversation, and no more of them."""
+    return tuple(_person(given) for given in frozen_json("written.json")["people"])
+
+
+def written_everyday() -> tuple[str, ...]:
+    return tuple(frozen_json("written.json")["everyday"])
+
+
+def _person(given: dict[str, Any]) -> NaturalPerson:
+    asked = [_question(n, q) for n, q in enumerate(given["questions"])]
+    return NaturalPerson(
+        name=given["name"],
+        register="own",
+        listener="natural",
+        facts=tuple(fact for fact, _ in asked),
+        history=tuple(tuple(dict(m) for m in c) for c in given["conversations"]),
+        next=(),
+        questions=tuple(question for _, question in asked),
+        unanswerable=tuple(given["unanswerable"]),
+    )
+
+
+def _question(n: int, given: dict[str, Any]) -> tuple[NaturalFact, NaturalQuestion]:
+    kind: FactKind = "update" if given["old"] else "plain"
+    answers, turn, old = tuple(given["answers"]), (int(given["turn"][0]), int(given["turn"][1])), given["old"]
+    fact = NaturalFact(f"fact {n}", answers[0], answers, turn, kind, old)
+    return fact, NaturalQuestion(given["text"], answers, (old,) if old else (), n, turn, fact.key)
+
+
+__all__ = ["written", "written_everyday"]
