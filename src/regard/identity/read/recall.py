@@ -77,8 +77,9 @@ def recall(
     if width != len(finder.mean):
         raise StateError(f"these episodes are found by {width} numbers a token, and this model's keys have {len(finder.mean)}")
     text = about or tokenizer.decode(asked)
-    scores, most_slots = scored(finder, identity.episodes, asked, text), HEARD if asks_listener(text) else SLOTS
-    chosen = scores.chosen(most, most_slots - len(finder.frame.before) - len(finder.frame.after))
+    scores = scored(finder, identity.episodes, asked, text)
+    readable = HEARD if asks_listener(text) else SLOTS
+    chosen = scores.chosen(most, readable - len(finder.frame.before) - len(finder.frame.after))
     if not chosen or scores.best(most) < THRESHOLD[scores.has_meanings]:
         # Nobody asked: imprints stay silent, and the answer is what it would be without them.
         return _recollection(identity, Imprints.none(identity.base), (), (scores.best(most),))
@@ -88,7 +89,7 @@ def recall(
         # What a night has distilled speaks beside it, the worthiest where there is little room; before that, imprints only disturb: of 21
         # natural questions (pool "choose") 7 were answered without them, 4 with them.
         worth = identity.imprints.worth
-        room = max(0, min(len(worth), most_slots - len(slots)))
+        room = max(0, min(len(worth), readable - len(slots)))
         slots = identity.imprints.pick(worth.topk(room).indices.sort().values).joined(slots)
     mind = _recollection(identity, slots, tuple(turns), tuple(float(scores.coherence[u]) for u in chosen))
     return replace(mind, head=finder.frame.head_of(prompt)) if body.has_heads else mind
