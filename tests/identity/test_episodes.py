@@ -10,25 +10,28 @@ import pytest
 import torch
 from lives import TEXT, apart, letters, llama, logits, nobody, says, speaking
 
-from regard.errors import CheckpointError, RegardError, ShapeError, StateError
+from regard.errors import CheckpointError, RegardError, ShapeError, SpecError, StateError
 from regard.identity import Identity, Rule, generate, imprint, living, observe
 from regard.identity.body import body_of
-from regard.identity.episodes import Episode, check_episode
+from regard.identity.episodes import Episode, check_episode, packed_together, taken_apart
 from regard.identity.packed import Packed
 from regard.identity.read import recall as recalling
+from regard.identity.read import slots as reading
 from regard.identity.read.about import LISTENER
 from regard.identity.read.finding import finding_layers
 from regard.identity.read.frame import READ, Frame
 from regard.identity.read.layer import LayerRead, Place
 from regard.identity.read.recall import recall
-from regard.identity.state import Recollection
+from regard.identity.state import Imprints, Recollection
 from regard.identity.write.episodes import LONGEST
 from regard.models.base import Model
 from regard.models.decode.sampling import Sampling
 from regard.nn import Cache
 
+FOUR = Packed.of(torch.ones(3, 2, 2, 4))
 HEAD, TURN = [7, 3, 30], [21, 9, 14, 2, 33]
 RULE = Rule(keep=None, episodes=True)
+KEPT = Rule(keep=None, episodes="kept")
 CHATML = (
     "{% if messages[0].role != 'system' %}<s>system\nBe kind.</s>\n{% endif %}"
     "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"
@@ -49,10 +52,10 @@ def anything_comes_to_mind(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{where}.encoder_name", lambda: "")
 
 
-def told(model: Model, *texts: str | list[dict[str, str]], source: str = "a test") -> Identity:
+def told(model: Model, *texts: str | list[dict[str, str]], source: str = "a test", rule: Rule = RULE) -> Identity:
     me = nobody(model)
     for text in texts:
-        me = imprint(me, observe(model, text, letters(), source=source), RULE)
+        me = imprint(me, observe(model, text, letters(), source=source), rule)
     return me
 
 
@@ -212,13 +215,13 @@ def test_a_prompt_brings_to_mind_what_it_asks_for(model: Model) -> None:
     assert not len(me.imprints), "the identity stays as it was"
 
 
-@pytest.mark.parametrize(("copies", "more"), [(1, recalling.LATE), (3, None), (6, 0.0)])
+@pytest.mark.parametrize(("copies", "more"), [(1, reading.LATE), (3, None), (6, 0.0)])
 def test_late_layers_look_more_at_what_is_short(model: Model, copies: int, more: float | None) -> None:
     body = body_of(model)
     me = told(model, " ".join(["My cat is Mochi."] * copies))
     finder, prompt = recalling.finder_of(body, letters()), letters().encode(letters().chat(says("Who?")))
-    slots, tokens = recalling._remade(body, finder, me, me.episodes[:1], prompt), len(me.episodes[0])
-    expected = min(recalling.LATE, max(0.0, float(torch.tensor(recalling.SHORT / tokens).log())))
+    slots, tokens = reading.slots_of(body, finder, me, me.episodes[:1], prompt), len(me.episodes[0])
+    expected = min(reading.LATE, max(0.0, float(torch.tensor(reading.SHORT / tokens).log())))
     assert more is None or expected == more
     words = slots.weight[-1, 0]
     assert all(w in (0.0, pytest.approx(expected)) for w in words.tolist())
@@ -358,7 +361,93 @@ def test_made_again_it_is_the_same_and_held_for_the_next_time(model: Model) -> N
     me = told(model, "My cat is called Mochi.")
     first, second = (recall(model, me, ask("cat is called?"), letters()) for _ in range(2))
     assert first.digest() == second.digest()
-    assert len(body_of(model).made["remade"]) <= recalling.REMADE
+    assert len(body_of(model).made["remade"]) <= reading.REMADE
+
+
+# -- kept -----------------------------------------------------------------------------------------------------------------------
+
+
+def rows(slots: Imprints) -> list[torch.Tensor]:
+    return [slots.k.codes, slots.k.scale, slots.v.codes, slots.v.scale]
+
+
+def test_what_was_kept_is_bit_for_bit_what_is_made_again_for_one_that_comes_alone(model: Model) -> None:
+    again, kept = (told(model, "My cat is called Mochi.", rule=rule) for rule in (RULE, KEPT))
+    prompt = ask("cat is called?")
+    first, second = (recall(model, me, prompt, letters()).imprints for me in (again, kept))
+    finder = recalling.finder_of(body_of(model), letters())
+    said = torch.tensor(finder.frame.read([again.episodes[0].tokens.tolist()], prompt)[1]) >= 0
+    behind = int(said.nonzero()[-1]) + 1
+    for x, y in zip(rows(first), rows(second), strict=True):
+        assert torch.equal(x[:, :, :behind], y[:, :, :behind])
+    # The words behind it have not seen it, so they are others.
+    assert not torch.equal(first.k.codes[:, :, behind:], second.k.codes[:, :, behind:])
+    assert torch.equal(first.token, second.token)
+    assert torch.equal(first.position, second.position)
+    assert torch.equal(first.weight, second.weight)
+
+
+def test_what_was_kept_is_not_read_again(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = told(model, "My cat is called Mochi.", "My dog is called Rex.", rule=KEPT)
+    recall(model, kept, ask("cat is called?"), letters())
+    read: list[int] = []
+    body = body_of(model)
+    heads = body.heads
+    monkeypatch.setattr(type(body), "heads", lambda _, tokens: read.append(len(tokens)) or heads(tokens))
+    mind = recall(model, kept, ask("what is called?"), letters())
+    assert isinstance(mind, Recollection)
+    assert len(mind.chosen) == 2
+    assert not read
+    mixed = replace(kept, episodes=(kept.episodes[0], replace(kept.episodes[1], k=None, v=None)))
+    assert len(recall(model, mixed, ask("what is called?"), letters()).imprints) == len(mind.imprints)
+    assert read, "where one was not kept, all are made again"
+
+
+def test_what_is_said_with_what_was_kept_is_said_with_caches_and_without(model: Model) -> None:
+    kept = told(model, "My cat is called Mochi.", rule=KEPT)
+    mind = recall(model, kept, ask("cat is called?"), letters())
+    with living(model, mind):
+        words = generate(model, ask("cat is called?"), Sampling(6, contrast=0)).tokens[0]
+        whole = model(torch.tensor([[*ask("cat is called?"), *words]])).logits[0]
+    assert whole[-len(words) - 1 : -1].argmax(-1).tolist() == words
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_kept_keys_and_values_are_saved_and_loaded_bit_for_bit(model: Model, tmp_path: Path, both: bool) -> None:
+    me = told(model, "My cat is called Mochi.", rule=KEPT)
+    if both:
+        me = imprint(me, observe(model, "My dog is Rex.", letters(), source="b"), RULE)
+        me = imprint(me, observe(model, "My bird is Pip.", letters(), source="c"), KEPT)
+    me.save(tmp_path / "me")
+    back = Identity.load(tmp_path / "me")
+    assert back.digest() == me.digest()
+    assert [e.k is not None for e in back.episodes] == ([True, False, True] if both else [True])
+    assert back.episodes[0].nbytes > told(model, "My cat is called Mochi.").episodes[0].nbytes
+
+
+def test_a_file_that_says_it_keeps_what_it_has_not_is_refused(model: Model) -> None:
+    plain, kept = (told(model, "My cat.", rule=rule).episodes[0] for rule in (RULE, KEPT))
+    for facts, tensors in ((plain.facts(), kept.tensors()), (kept.facts(), plain.tensors())):
+        with pytest.raises(CheckpointError, match="kept"):
+            Episode.build(facts, tensors)
+    with pytest.raises(CheckpointError, match="ends before"):
+        taken_apart([kept.facts()], packed_together([plain])[1])
+
+
+def test_another_model_s_kept_keys_are_refused_where_they_enter(model: Model) -> None:
+    kept = told(model, "My cat.", rule=KEPT)
+    e = kept.episodes[0]
+    assert e.k is not None
+    assert e.v is not None
+    half = replace(e, k=e.k.pick(torch.tensor([0]), 1), v=e.v.pick(torch.tensor([0]), 1))
+    with pytest.raises(StateError, match="keeps keys of"):
+        replace(kept, episodes=(half,))
+
+
+def test_a_rule_that_keeps_is_lived_again_as_it_was_and_others_are_refused() -> None:
+    assert Rule.from_json(KEPT.to_json()) == KEPT
+    with pytest.raises(SpecError, match="made again"):
+        Rule(episodes="always")  # pyright: ignore[reportArgumentType]
 
 
 def test_plain_questions_say_what_is_usual(model: Model) -> None:
@@ -427,6 +516,13 @@ def test_a_folder_whose_episodes_were_damaged_is_refused(model: Model, tmp_path:
         {"position": 1.5},
         {"asks": 1},
         {"encoder": None},
+        {"k": FOUR},
+        {"v": FOUR},
+        {"k": FOUR, "v": FOUR.pick(torch.tensor([0, 1]), 0)},
+        {"k": FOUR, "v": FOUR.pick(torch.tensor([0]), 1)},
+        {"k": FOUR, "v": Packed(FOUR.codes, torch.full_like(FOUR.scale, float("inf")))},
+        {"k": FOUR, "v": Packed(FOUR.codes.float(), FOUR.scale)},
+        {"k": FOUR, "v": Packed(FOUR.codes[..., 0], FOUR.scale[..., 0])},
     ],
 )  # fmt: skip
 def test_an_episode_that_is_wrong_is_refused_where_it_enters(wrong: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from test_store import Open, blobs, mara, needed, open_store, store, write  # no
 
 from regard import CheckpointError, StateError
 from regard.identity.episodes import Episode
+from regard.identity.packed import Packed
 from regard.identity.state import Identity, Recollection
 from regard.identity.store import IdentityStore, StaleError, StoreError, compare
 from regard.identity.store.cache import EpisodeCache
@@ -142,7 +143,7 @@ def test_forgetting_removes_the_episodes_of_a_source_and_keeps_the_others(mara: 
     assert not [p for p in folder.rglob("*") if p.is_file() and (tokens in p.read_bytes() or keys in p.read_bytes())], held
 
 
-@pytest.mark.parametrize("part", ["whole", "tokens", "keys", "meaning"])
+@pytest.mark.parametrize("part", ["whole", "tokens", "keys", "meaning", "k", "v"])
 def test_what_is_left_of_a_forgotten_episode_is_found_by_its_bytes(store: IdentityStore, part: str) -> None:
     store.new("mara", Identity.new(BASE))
     write(store, "mara", heard("theo", "I am Theo."))
@@ -150,7 +151,9 @@ def test_what_is_left_of_a_forgotten_episode_is_found_by_its_bytes(store: Identi
 
     def meant(me: Identity) -> Identity:
         *before, last = imprint(me, event).episodes
-        last = replace(last, meaning=episode(1, width=64).keys.pick(index, 0), encoder="an encoder")
+        size = len(last), BASE.depth, BASE.key_heads, BASE.head_width
+        k, v = (Packed.of(torch.randn(size, generator=torch.Generator().manual_seed(n))) for n in range(2))
+        last = replace(last, meaning=episode(1, width=64).keys.pick(index, 0), encoder="an encoder", k=k, v=v)
         return replace(imprint(me, event), episodes=(*before, last))
 
     import torch
@@ -159,7 +162,15 @@ def test_what_is_left_of_a_forgotten_episode_is_found_by_its_bytes(store: Identi
     store.update("mara", meant, event=event)
     last = store.load("mara").episodes[-1]
     assert last.meaning is not None
-    pieces = {"tokens": last.tokens, "keys": last.keys.codes[3:], "meaning": last.meaning.codes}
+    assert last.k is not None
+    assert last.v is not None
+    pieces = {
+        "k": last.k.codes,
+        "v": last.v.codes,
+        "tokens": last.tokens,
+        "keys": last.keys.codes[3:],
+        "meaning": last.meaning.codes,
+    }
     data = encode_episode(last) if part == "whole" else pieces[part].numpy().tobytes()
     (store.blobs.folder / "copy.bin").write_bytes(b"..." + data + b"...")
     proof = store.forget("mara", "secret", replay)

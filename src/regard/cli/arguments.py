@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 Tell = Callable[[str, float | None], None]
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="a name from `regard models list`, a folder, a .gguf or a .bin")
+]
+EpisodesOption = Annotated[
+    str | None,
+    typer.Option(
+        help="what is said whole, to come to mind when asked for: again (read again then), kept (with keys and values: 12 KB a token more) or none "
+        "[default: again]",
+        show_default=False,
+    ),
 ]
 StoreOption = Annotated[
     str | None,
@@ -108,12 +116,17 @@ def parse_affect(text: str) -> Affect:
     return number
 
 
-def parse_rule(keep: str | None, budget: int | None) -> Rule:
+def parse_rule(keep: str | None, budget: int | None, episodes: str | None) -> Rule:
     """How a text is imprinted; None leaves what is usual."""
+    from ..errors import SpecError
     from ..identity import Rule
 
+    ways: dict[str, bool | Literal["kept"]] = {"again": True, "kept": "kept", "none": False}
+    if episodes is not None and episodes not in ways:
+        raise SpecError(f"--episodes {episodes!r:.40}: give one of {', '.join(ways)}")
     rule = Rule() if budget is None else Rule(budget=budget)
-    return rule if keep is None else replace(rule, keep=keep)
+    rule = rule if keep is None else replace(rule, keep=keep)
+    return rule if episodes is None else replace(rule, episodes=ways[episodes])
 
 
 def note(text: str) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from ..identity.penalty import REPETITION_PENALTY
 from ..identity.wording import clean
-from .arguments import ModelOption, StoreOption, load, note, open_model, open_store, parse_affect, parse_rule
+from .arguments import EpisodesOption, ModelOption, StoreOption, load, note, open_model, open_store, parse_affect, parse_rule
 from .console import fail, progress, read_messages, verb
 from .generate import DEFAULT, SpeculateOption, parse_weights
 
@@ -34,6 +34,7 @@ def chat(
     affect: Annotated[str, typer.Option(help="how deeply, from -1 to 1, or estimated")] = "1",
     keep: Annotated[str | None, typer.Option(help="what is worth keeping: words, shock, attention, …")] = None,
     budget: Annotated[int | None, typer.Option(help="slots that the identity has at most", min=0)] = None,
+    episodes: EpisodesOption = None,
     system: Annotated[str | None, typer.Option(help="who the model is told to be")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="how long an answer gets at most")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 takes the most likely token")] = 0.0,
@@ -93,7 +94,7 @@ def chat(
     # Two people who talk on one day are two sources: each can be forgotten without the other.
     label = checked_source(source) if source else unique_source(time.strftime("chat-%Y-%m-%d"))
     sampling = Sampling(max_tokens, temperature, repetition_penalty=repetition_penalty, seed=seed, contrast=contrast)
-    settings = Settings(sampling, exact, parse_rule(keep, budget), label, system, read_only, sleep, speculate)
+    settings = Settings(sampling, exact, parse_rule(keep, budget, episodes), label, system, read_only, sleep, speculate)
     _chat(names, settings, parse_affect(affect), model, store)
 
 

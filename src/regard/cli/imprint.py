@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..identity.wording import several, size
-from .arguments import ModelOption, StoreOption, note, open_model, open_store, parse_affect, parse_rule
+from .arguments import EpisodesOption, ModelOption, StoreOption, note, open_model, open_store, parse_affect, parse_rule
 from .console import progress, verb
 from .generate import DEFAULT
 
@@ -30,6 +30,7 @@ def imprint(
         str | None, typer.Option(help="what is worth keeping: words, coverage, shock, attention, snapkv, kvzip, …")
     ] = None,
     budget: Annotated[int | None, typer.Option(help="slots that the identity has at most", min=0)] = None,
+    episodes: EpisodesOption = None,
     again: Annotated[
         bool, typer.Option("--again", help="also when the identity has lived through this very text before")
     ] = False,
@@ -55,7 +56,7 @@ def imprint(
 
     said = parse_document(sys.stdin.buffer.read(MOST_TEXT + 1), "-") if file == "-" else read_document(Path(file))
     checked_name(identity)
-    gain, rule = parse_affect(affect), parse_rule(keep, budget)
+    gain, rule = parse_affect(affect), parse_rule(keep, budget, episodes)
     # Two files of one name are two sources; one file is the same source wherever it lies.
     label = "stdin" if file == "-" else Path(file).stem
     source = checked_source(source) if source else unique_source(label, json.dumps(said))

@@ -5,7 +5,8 @@
     identity.episodes[-1].meaning         one vector for all of it, for each sentence and clause, where a sentence encoder was at hand
 
 An episode is not read. A prompt brings one to mind (`read.recall`), and only then its keys and values are made again, by reading it.
-So a token costs the same whatever the length of the life, and a token of the life about 1.2 KB.
+So a token costs the same whatever the length of the life, and a token of the life about 1.2 KB. By choice (`Rule(episodes="kept")`) its keys
+and values of all layers are kept beside it, some 12 KB a token more, and nothing is read again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ Role = Literal["user", "assistant"]
 ROLES: tuple[Role, ...] = ("user", "assistant")
 MOST_EPISODES = 1 << 20
 MOST_MEANINGS = 16
-TENSORS: tuple[str, ...] = ("tokens", "keys.codes", "keys.scale", "meaning.codes", "meaning.scale", "usual")
+PACKED = ("keys", "meaning", "k", "v")
+TENSORS: tuple[str, ...] = ("tokens", *(f"{name}.{part}" for name in PACKED for part in ("codes", "scale")), "usual")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +54,17 @@ class Episode:
     """What made `meaning`: vectors of two encoders are not compared."""
     asks: bool = False
     """Whether it ends as a question does: then what is said next may be its answer."""
+    k: Packed | None = None
+    """(n, L, G, D): keys and"""
+    v: Packed | None = None
+    """values of every layer, as it is read when it comes to mind alone; None where they are made again then."""
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
     @property
     def nbytes(self) -> int:
-        return 4 * (len(self) + 4) + self.keys.nbytes + (0 if self.meaning is None else self.meaning.nbytes)
+        return 4 * (len(self) + 4) + sum(x.nbytes for x in self._packed().values())
 
     def facts(self) -> dict[str, Any]:
         """All that is no tensor, as JSON."""
@@ -72,12 +78,14 @@ class Episode:
         }
         # One meaning is not counted: episodes from before sentences had any keep their names by content.
         meanings = 0 if self.meaning is None else len(self.meaning.codes)
-        return facts | ({"meanings": meanings} if meanings > 1 else {})
+        return facts | ({"meanings": meanings} if meanings > 1 else {}) | ({"kept": True} if self.k is not None else {})
 
     def tensors(self) -> dict[str, Tensor]:
-        packed = {"keys": self.keys} | ({} if self.meaning is None else {"meaning": self.meaning})
-        parts = {f"{name}.{part}": getattr(x, part) for name, x in packed.items() for part in ("codes", "scale")}
+        parts = {f"{name}.{part}": getattr(x, part) for name, x in self._packed().items() for part in ("codes", "scale")}
         return {"tokens": self.tokens, "usual": self.usual, **parts}
+
+    def _packed(self) -> dict[str, Packed]:
+        return {name: x for name in PACKED if (x := getattr(self, name)) is not None}
 
     @cached_property
     def digest(self) -> str:
@@ -93,10 +101,9 @@ class Episode:
         """From what `facts` and `tensors` gave; whatever does not fit is refused before it is used."""
         given, t = dict(facts), dict(tensors)
         try:
-            count, meanings = given.pop("count"), given.pop("meanings", 1)
-            meaning = Packed(t.pop("meaning.codes"), t.pop("meaning.scale")) if "meaning.codes" in t else None
-            keys = Packed(t.pop("keys.codes"), t.pop("keys.scale"))
-            episode = cls(t.pop("tokens"), keys, usual=t.pop("usual"), meaning=meaning, **given)
+            count, meanings, kept = given.pop("count"), given.pop("meanings", 1), given.pop("kept", False)
+            packed = {n: Packed(t.pop(f"{n}.codes"), t.pop(f"{n}.scale")) for n in PACKED if f"{n}.codes" in t}
+            episode = cls(t.pop("tokens"), usual=t.pop("usual"), **packed, **given)
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"this is no whole episode: {type(error).__name__} {error}") from error
         check_episode(episode)
@@ -106,6 +113,10 @@ class Episode:
             )
         if type(meanings) is not int or meanings != episode.facts().get("meanings", 1):
             raise CheckpointError(f"an episode of {meanings!r:.40} meanings has others")
+        if kept is not (episode.k is not None):
+            raise CheckpointError(
+                f"an episode says kept={kept!r:.40} of its keys and values, and has {'them' if episode.k else 'none'}"
+            )
         return episode
 
 
@@ -129,6 +140,7 @@ def check_episode(e: Episode) -> None:
             raise StateError(f"the {name} of an episode of {n} tokens are {shape} {packed.codes.dtype}")
         if not bool(torch.isfinite(packed.scale).all()) or bool((packed.codes == -128).any()):
             raise StateError(f"the {name} of an episode are not finite")
+    _check_kept(e, n)
     if e.usual.dtype != torch.float32 or tuple(e.usual.shape) != (4,) or not bool(torch.isfinite(e.usual).all()):
         raise StateError(f"usual of an episode is 4 finite numbers in float32, not {tuple(e.usual.shape)} {e.usual.dtype}")
     named = isinstance(e.source, str) and e.source and isinstance(e.encoder, str) and e.encoder.isprintable()
@@ -141,6 +153,22 @@ def check_episode(e: Episode) -> None:
     if type(e.position) is not int or not 0 <= e.position < 1 << 31:
         raise StateError(f"an episode's position counts tokens from 0, and is {e.position!r:.40}")
     vars(e)["sound"] = True
+
+
+def _check_kept(e: Episode, n: int) -> None:
+    if (e.k is None) is not (e.v is None):
+        raise StateError("an episode keeps keys and values, or neither")
+    for name, packed in (("k", e.k), ("v", e.v)):
+        if packed is None or e.k is None:
+            continue
+        shape = tuple(packed.codes.shape)
+        fits = len(shape) == 4 and shape[0] == n and min(shape) > 0 and tuple(packed.scale.shape) == (*shape[:3], 1)
+        if not fits or shape[:3] != tuple(e.k.codes.shape[:3]):
+            raise StateError(f"{name} of an episode of {n} tokens is (n, L, G, D), and this is {shape}")
+        if packed.codes.dtype != torch.int8 or packed.scale.dtype != torch.float16:
+            raise StateError(f"{name} of an episode is int8 with scales in float16, not {packed.codes.dtype}")
+        if not bool(torch.isfinite(packed.scale).all()) or bool((packed.codes == -128).any()):
+            raise StateError(f"{name} of an episode is not finite")
 
 
 def packed_together(episodes: Sequence[Episode]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
@@ -163,15 +191,14 @@ def taken_apart(facts: object, tensors: Mapping[str, Tensor]) -> tuple[Episode, 
             raise CheckpointError(f"{fact!r:.80} describes no episode")
         mine: dict[str, Tensor] = {}
         for name in TENSORS:
-            if name.startswith("meaning") and not fact.get("encoder"):
+            part = name.partition(".")[0]
+            if (part == "meaning" and not fact.get("encoder")) or (part in ("k", "v") and not fact.get("kept")):
                 continue
-            rows = fact["count"] if name == "tokens" or name.startswith("keys") else 1
-            if name.startswith("meaning"):
-                rows = _meanings(fact)
+            rows = _meanings(fact) if part == "meaning" else 1 if part == "usual" else fact["count"]
             if name not in tensors or at[name] + rows > (tensors[name].shape or (0,))[0]:
                 raise CheckpointError(f"{name} of the episodes ends before {fact!r:.80} does")
-            part = tensors[name][at[name] : at[name] + rows]
-            mine[name] = part[0] if name == "usual" else part
+            taken = tensors[name][at[name] : at[name] + rows]
+            mine[name] = taken[0] if name == "usual" else taken
             at[name] += rows
         episodes.append(Episode.build(cast(dict[str, Any], fact), mine))
     left = [n for n in tensors if at[n] != (tensors[n].shape or (-1,))[0]]
@@ -191,4 +218,4 @@ def _rows(name: str, x: Tensor) -> Tensor:
     return x[None] if name == "usual" else x
 
 
-__all__ = ["ROLES", "Episode", "Role", "check_episode", "packed_together", "taken_apart"]
+__all__ = ["PACKED", "ROLES", "Episode", "Role", "check_episode", "packed_together", "taken_apart"]

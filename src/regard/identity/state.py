@@ -332,6 +332,9 @@ def check(identity: Identity) -> None:
     named = frozenset(identity.sources) if identity.episodes and all(map(_is_text, identity.sources)) else frozenset[str]()
     for episode in identity.episodes:
         _expect_episode(episode, named)
+    for e in identity.episodes:
+        if e.k is not None and e.v is not None and {tuple(x.shape[1:]) for x in (e.k, e.v)} != {(L, G, D)}:
+            raise StateError(f"an episode keeps keys of {tuple(e.k.shape)}, and this model's are (n, {L}, {G}, {D})")
     widths = {e.keys.shape[1] for e in identity.episodes}
     if len(widths) > 1:
         raise StateError(

@@ -122,6 +122,12 @@ class Finder:
         return list(self.frame.head[:1]) or list(self.tokenizer.encode("", bos=None)[:1])
 
     @cached_property
+    def usual_head(self) -> list[int]:
+        """The head of a prompt with the template's own system message; without a template, the first token that a text has."""
+        opening = self.frame.opening
+        return list(self._first or self.frame.paragraph[:1]) if opening is None else [*self.frame.head, *opening["user"]]
+
+    @cached_property
     def plain(self) -> list[Float[Tensor, "N W"]]:
         """The plain questions, as keys."""
         return [self.asked(ids) for q in PLAIN if (ids := self._ids(q))]

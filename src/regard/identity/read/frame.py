@@ -83,14 +83,18 @@ class Frame:
 
     def read(self, parts: Sequence[Sequence[int]], prompt: Sequence[int]) -> tuple[list[int], list[int]]:
         """What comes to mind as it stands right before a question, and of which part each token is; −1 for the words around them."""
-        asks = self._last_turn(prompt) is not None
-        before, between, after = (self.before, self.line, self.after) if asks else ((), (), self.paragraph)
+        before, between, after = self.around(prompt)
         tokens, part = list(before), [-1] * len(before)
         for n, said in enumerate(parts):
             gap = between if n else ()
             tokens += [*gap, *said]
             part += [-1] * len(gap) + [n] * len(said)
         return [*tokens, *after], [*part, *([-1] * len(after))]
+
+    def around(self, prompt: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The words before, between and behind what comes to mind; a text without turns has a paragraph's end behind it."""
+        asks = self._last_turn(prompt) is not None
+        return (self.before, self.line, self.after) if asks else ((), (), self.paragraph)
 
     def question_of(self, prompt: Sequence[int]) -> list[int]:
         """What the user said last in a prompt."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import CheckpointError, RegardError, StateError
-from ..episodes import Episode, packed_together, taken_apart
+from ..episodes import PACKED, Episode, packed_together, taken_apart
 from ..folder import LARGEST, MOST_EPISODES, Settings, unpack, upgraded
 from ..state import Base, Identity, Imprints, Life
 from .errors import StoreError
@@ -37,7 +37,7 @@ EPISODE = "episode"
 EPISODE_TYPES = {
     "tokens": "I32",
     "usual": "F32",
-    **{f"{part}.{name}": dtype for part in ("keys", "meaning") for name, dtype in _PACKED.items()},
+    **{f"{part}.{name}": dtype for part in PACKED for name, dtype in _PACKED.items()},
 }
 LIVED = "episodes."
 """Begins the names of the episodes' tensors in a file that holds them beside their identity."""

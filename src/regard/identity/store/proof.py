@@ -2,7 +2,7 @@
 
 A text does not lie in a database as one piece: long ones are cut into pages. So fragments of it are searched for, one after another
 without a gap, each in the spelling of the tables (JSON in ASCII) and in UTF-8; of a state, rows of keys and runs of tokens as they lie in a
-blob; of an episode, all of its tokens, which can be read as words, and of every token a piece of its keys. A fragment that the tables still hold, because somebody else said it too, proves nothing and does not count.
+blob; of an episode, all of its tokens, which can be read as words, and of every token a piece of its keys and of whatever else is kept of it. A fragment that the tables still hold, because somebody else said it too, proves nothing and does not count.
 """
 
 from __future__ import annotations
@@ -76,7 +76,12 @@ def fragments_of_episode(episode: Episode) -> set[bytes]:
     codes = episode.keys.codes
     # One piece of a token's keys is enough: its whole row was written at once, and a life has thousands of rows.
     fragments = _cut(episode.tokens.numpy().tobytes()) | _cut(codes.numpy().tobytes(), max(LENGTH, codes.shape[1]))
-    return fragments if episode.meaning is None else fragments | _cut(episode.meaning.codes.numpy().tobytes())
+    if episode.meaning is not None:
+        fragments |= _cut(episode.meaning.codes.numpy().tobytes())
+    for kept in (episode.k, episode.v):
+        if kept is not None:
+            fragments |= _cut(kept.codes.numpy().tobytes(), max(LENGTH, kept.codes[0].numel()))
+    return fragments
 
 
 def _cut(data: bytes, every: int = LENGTH) -> set[bytes]:

@@ -10,14 +10,15 @@ from ..episodes import Episode, Role
 from ..experience import Experience
 from ..packed import Packed
 from ..read.finding import encoder_name, finder_of, meanings_within
+from ..read.slots import read_alone
 from ..speech import ASSISTANT, MARKUP
 
 LONGEST = 84
 """Tokens of an episode at most: with its markup, and the question that it answers, it fits into the slots that are read."""
 
 
-def episodes_of(e: Experience, born: int) -> list[Episode]:
-    """What was said in an experience, turn by turn; `born` tokens were met before it."""
+def episodes_of(e: Experience, born: int, *, kept: bool = False) -> list[Episode]:
+    """What was said in an experience, turn by turn; `born` tokens were met before it. `kept` ones have keys and values of their own."""
     if e.tokenizer is None:
         # Token ids alone say nothing of turns, and cannot be asked for in words.
         return []
@@ -30,6 +31,7 @@ def episodes_of(e: Experience, born: int) -> list[Episode]:
     for n, (i, j, role) in enumerate(spans):
         keys = finder.unit(e.k[:, :, i:j])
         meaning = None if vectors is None else vectors[n]
+        k, v = read_alone(finder, e.tokens[i:j].tolist()) if kept else (None, None)
         episodes.append(
             Episode(
                 e.tokens[i:j].to(torch.int32).cpu(),
@@ -41,6 +43,8 @@ def episodes_of(e: Experience, born: int) -> list[Episode]:
                 None if meaning is None else Packed.of(meaning),
                 "" if meaning is None else encoder_name(),
                 bool(e.speech.asks[e.speech.sentence[j - 1]]),
+                k,
+                v,
             )
         )
     return episodes

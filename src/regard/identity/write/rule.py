@@ -9,7 +9,7 @@ once on generated people (`regard.study.people.fast_write`) and come with the pa
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -38,8 +38,9 @@ class Rule:
     share: float = 0.5
     """Slots for each token that it has met: a short life has few."""
     merge: bool = False
-    episodes: bool = True
-    """Whether what was said is kept whole as well, to come to mind when a prompt asks for it."""
+    episodes: bool | Literal["kept"] = True
+    """Whether what was said is written whole as well, to come to mind when a prompt asks for it; "kept": with the keys and values that are read then,
+    which otherwise are made again (docs/identity.md says what either costs)."""
     trace: TraceRule | None = None
     self: SelfRule | None = None
     seed: int = 0
@@ -47,6 +48,10 @@ class Rule:
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep not in KEEPERS:
             raise SpecError(f"keep={self.keep!r} is not one of {', '.join(KEEPERS)}, or None to keep nothing")
+        if self.episodes not in (True, False, "kept"):
+            raise SpecError(
+                f'episodes={self.episodes!r:.40} is not True (made again when they come to mind), "kept", or False for none'
+            )
         if self.budget < 0 or not 0 <= self.share <= 1:
             raise SpecError(f"{self}: budget is at least 0 and share lies in 0..1")
 
@@ -96,7 +101,7 @@ def imprint(identity: Identity, experience: Experience, rule: Rule | None = None
         gain = learned.self_gain(rule.self.form) if learned else 1.0
         new_identity = replace(new_identity, self=moved(new_identity.self, gain * z, rule.self, affect=e.affect))
     if rule.episodes and e.affect != 0:
-        told = episodes_of(e, life.tokens)
+        told = episodes_of(e, life.tokens, kept=rule.episodes == "kept")
         new_identity = replace(new_identity, sources=sources, episodes=(*new_identity.episodes, *told))
     norm_s = 0.0 if new_identity.self is None else float(new_identity.self.s.norm())
     after = Life(life.experiences + 1, norm.count, life.sleeps, norm.mean, norm.spread, (*life.self_norms, norm_s))

@@ -1,0 +1,112 @@
+"""The keys and values of what comes to mind: made again by reading it, or put together from what was kept.
+
+    made again    head, "Read the text …", the episodes one after the other, "Question:"     one pass over all of it, before the question
+    kept          every episode as it was read alone when it was written, between the same words, which were read around nothing
+
+What is kept costs no pass over the episodes and ten times the bytes, and episodes that come together have not seen one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..episodes import Episode
+from ..packed import Packed
+from ..state import Identity, Imprints
+from .body import Body
+from .finding import Finder
+
+LATE, SHORT = 1.0, 84
+"""Nats by which the last layer looks more at what came to mind, at most, the first not at all, those between in proportion (`write/imprints.py`); and
+tokens from which on nothing is added, as what is long is looked at anyway: log(SHORT / tokens) where that is less (docs/identity.md)."""
+REMADE = 16
+"""Episodes whose keys and values are held in memory after they came to mind."""
+
+Pair = tuple[Packed, Packed]
+"""Keys and values, (L, G, n, D)."""
+
+
+def slots_of(body: Body, finder: Finder, identity: Identity, episodes: Sequence[Episode], prompt: Sequence[int]) -> Imprints:
+    """What comes to mind as slots, behind the head that a prompt would have with nothing before it."""
+    head = finder.frame.head_alone(prompt)
+    tokens, part = finder.frame.read([e.tokens.tolist() for e in episodes], prompt)
+    kept = [(e.k, e.v) for e in episodes if e.k is not None and e.v is not None]
+    if len(kept) == len(episodes):
+        k, v = _put_together(body, finder, kept, head, prompt)
+    else:
+        k, v = _held(body, tuple(e.digest for e in episodes), head, tokens)
+    owner = torch.tensor(part)
+    sources = torch.tensor([identity.sources.index(e.source) for e in episodes], dtype=torch.int32)
+    position = torch.tensor([e.position for e in episodes], dtype=torch.int32)
+    zeros, said = torch.zeros(len(tokens)), owner >= 0
+    more = min(LATE, max(0.0, math.log(SHORT / max(int(said.sum()), 1))))
+    weight = more * torch.linspace(0, 1, k.shape[0])[:, None, None] * said
+    imprints = Imprints(
+        k, v, torch.tensor(tokens, dtype=torch.int32), position[owner] + _within(owner), zeros, sources[owner],
+        weight.expand(*k.shape[:3]).contiguous(), zeros,
+    )  # fmt: skip
+    # In front of the text the words around would stand where nothing is asked: only what was said goes there.
+    return imprints if body.has_heads else imprints.pick((owner >= 0).nonzero().flatten())
+
+
+def read_alone(finder: Finder, tokens: Sequence[int]) -> Pair:
+    """Keys and values of an episode as it is read when it alone comes to mind, (n, L, G, D): what an episode keeps."""
+    head, frame = finder.usual_head, finder.frame
+    before = frame.around(head)[0]
+    k, v = _made(finder.body, [*head, *before], tokens)
+    return _token_first(k), _token_first(v)
+
+
+def _put_together(body: Body, finder: Finder, kept: Sequence[Pair], head: Sequence[int], prompt: Sequence[int]) -> Pair:
+    around = finder.frame.around(prompt)
+    sizes = [len(words) for words in around]
+    words = _held(body, (), head, [t for some in around for t in some])
+    out: list[Packed] = []
+    for side, x in enumerate(words):
+        before, between, after = (Packed(*pair) for pair in zip(x.codes.split(sizes, 2), x.scale.split(sizes, 2), strict=True))
+        joined = before
+        for n, pair in enumerate(kept):
+            said = Packed(pair[side].codes.permute(1, 2, 0, 3), pair[side].scale.permute(1, 2, 0, 3))
+            joined = (joined.joined(between, 2) if n else joined).joined(said, 2)
+        out.append(joined.joined(after, 2))
+    return out[0], out[1]
+
+
+def _held(body: Body, names: tuple[str, ...], head: Sequence[int], tokens: Sequence[int]) -> Pair:
+    """Made once and held for the next time."""
+    held: OrderedDict[tuple[tuple[str, ...], tuple[int, ...]], Pair] = body.made.setdefault("remade", OrderedDict())
+    name = names, tuple(head)
+    if name in held:
+        held.move_to_end(name)
+    else:
+        held[name] = _made(body, head, tokens)
+        while len(held) > REMADE:
+            held.popitem(last=False)
+    return held[name]
+
+
+def _made(body: Body, head: Sequence[int], tokens: Sequence[int]) -> Pair:
+    with torch.no_grad(), body.read([None] * body.base.depth):
+        heads = body.heads(torch.tensor([*head, *tokens], device=body.device))
+    k, v = (Packed.of(torch.stack([getattr(h, n)[:, len(head) :].float() for h in heads])) for n in "kv")
+    return k, v
+
+
+def _token_first(x: Packed) -> Packed:
+    return Packed(x.codes.permute(2, 0, 1, 3).contiguous(), x.scale.permute(2, 0, 1, 3).contiguous())
+
+
+def _within(owner: Tensor) -> Tensor:
+    """The how-manieth of its part each token is."""
+    at = torch.arange(len(owner))
+    first = torch.where(F.pad(owner[1:] != owner[:-1], (1, 0), value=True), at, 0).cummax(0).values
+    return (at - first).to(torch.int32)
+
+
+__all__ = ["read_alone", "slots_of"]
