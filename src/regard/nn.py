@@ -192,7 +192,12 @@ class AttentionOverride(Protocol):
         ...
 
     def leans(self, row: int) -> float:
-        """How far what is said in a row leans away from what the model would say by itself (`models/decode/contrast.py`)."""
+        """How far what is said in a row leans away from what is said `beside` it (`models/decode/contrast.py`)."""
+        ...
+
+    @property
+    def beside(self) -> AttentionOverride | None:
+        """What its words lean away from; None for the layer by itself."""
         ...
 
 

@@ -18,7 +18,7 @@ from regard.identity.packed import Packed
 from regard.identity.read import recall as recalling
 from regard.identity.read import slots as reading
 from regard.identity.read.about import LISTENER
-from regard.identity.read.finding import finding_layers
+from regard.identity.read.finding import NOTHING, finder_of, finding_layers
 from regard.identity.read.frame import READ, Frame
 from regard.identity.read.layer import LayerRead, Place
 from regard.identity.read.recall import recall
@@ -87,6 +87,24 @@ def test_a_turn_read_as_slots_behind_the_head_is_the_turn_read_as_text() -> None
         slots = logits(model, [*HEAD, *TEXT])
     assert apart(slots[:, len(HEAD) :], whole) < 1e-4
     assert apart(slots[:, : len(HEAD)], logits(model, HEAD)) < 1e-4, "the head meets no slot"
+
+
+def test_what_words_lean_away_from_is_the_same_prompt_with_nothing_told_before_it(model: Model) -> None:
+    me, prompt = told(model, "My cat is called Mochi."), ask("cat is called?")
+    mind = recall(model, me, prompt, letters())
+    assert isinstance(mind, Recollection)
+    assert isinstance(mind.beside, Recollection)
+    assert mind.beside.head == mind.head
+    frame = finder_of(body_of(model), letters()).frame
+    text = [*prompt[: mind.head], *frame.read([letters().encode(NOTHING)], prompt)[0], *prompt[mind.head :]]
+    with torch.no_grad():
+        whole = model(torch.tensor([text])).logits[0, -1]
+        with living(model, mind.beside):
+            slots = model(torch.tensor([prompt])).logits[0, -1]
+        with living(model, mind):
+            own = model(torch.tensor([prompt])).logits[0, -1]
+    assert apart(slots, whole) < 0.05, "but for the bytes that slots are packed into"
+    assert apart(own, whole) > 0.1, "the case is not trivial"
 
 
 @pytest.mark.parametrize("pieces", [(1, 1, 1, 1, 1, 1, 1, 1, 1, 1), (2, 5, 3), (3, 7), (4, 6), (9, 1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from regard.models.decode.contrast import BOUND, Contrasted, contrasted
 from regard.models.decode.prepare import prepare
 from regard.models.decode.rows import OneByOne, finished, rows_of
 
-PROMPTS = [[5, 9, 11, 3, 8, 60, 2], [7, 3, 30, 21, 9, 14, 2, 33, 50], [40]]
+PROMPTS = [[5, 9, 11, 3, 8, 60, 2], [7, 3, 30, 21, 9, 14, 2, 33, 50], [40], [12, 4, 4, 31]]
 MORE = 8
 
 
@@ -33,11 +34,16 @@ def model(request: pytest.FixtureRequest) -> Model:
     return lives.MODELS[request.param]()
 
 
-def mind(model: Model, seed: int = 1) -> Identity:
+def mind(model: Model, seed: int = 1, beside: Identity | None = None) -> Recollection:
     """Somebody to whom something has come."""
     someone = lives.someone(base_of(model), seed, rank=2)
     parts = {f.name: getattr(someone, f.name) for f in fields(Identity) if f.name != "episodes"}
-    return Recollection(**parts, head=1, chosen=(0,), coherence=(2.0,))
+    return Recollection(**parts, head=1, chosen=(0,), coherence=(2.0,), beside=beside)
+
+
+def held_against_another(model: Model) -> Recollection:
+    """Somebody whose words lean away from those of another, and not from the model's own."""
+    return mind(model, 1, beside=mind(model, 7))
 
 
 @torch.no_grad()
@@ -47,7 +53,8 @@ def defined(model: Model, who: Identity | None, prompt: list[int], contrast: flo
     for _ in range(MORE):
         with living(model, who):
             a = model(torch.tensor([said])).logits[0, -1].log_softmax(-1)
-        b = model(torch.tensor([said])).logits[0, -1].log_softmax(-1)
+        with living(model, who.beside if isinstance(who, Recollection) else None):
+            b = model(torch.tensor([said])).logits[0, -1].log_softmax(-1)
         said.append(int((a + contrast * (a - b).clamp(-BOUND, BOUND)).argmax()))
     return said[len(prompt) :]
 
@@ -56,9 +63,10 @@ def said(model: Model, who: Any, prompts: Any, contrast: float | None = None, **
     return generate(model, prompts, Sampling(MORE, contrast=contrast), identity=who, **how).tokens
 
 
+@pytest.mark.parametrize("made", [mind, held_against_another])
 @pytest.mark.parametrize("contrast", [None, 0.0, 0.5, 2.0])
-def test_what_is_said_is_the_definition(model: Model, contrast: float | None):
-    who = mind(model)
+def test_what_is_said_is_the_definition(model: Model, contrast: float | None, made: Callable[[Model], Recollection]):
+    who = made(model)
     for prompt in PROMPTS:
         expected = defined(model, who, prompt, CONTRAST if contrast is None else contrast)
         assert said(model, who, prompt, contrast)[0] == expected
@@ -81,19 +89,28 @@ def test_words_lean_as_far_as_it_is_sure_that_they_were_asked_for(model: Model, 
 
 
 def test_rows_of_a_batch_are_each_what_they_are_alone(model: Model):
-    rows = [mind(model, 1), None, lives.someone(base_of(model), 3)]
+    rows = [mind(model, 1), None, lives.someone(base_of(model), 3), held_against_another(model)]
     assert said(model, rows, PROMPTS) == [said(model, who, prompt)[0] for who, prompt in zip(rows, PROMPTS, strict=True)]
 
 
+def test_words_are_held_against_whoever_stands_beside_them(model: Model):
+    alone, who = mind(model), held_against_another(model)
+    assert said(model, alone, PROMPTS[0], 2.0) != said(model, who, PROMPTS[0], 2.0)
+    assert said(model, alone, PROMPTS[0], 0.0) == said(model, who, PROMPTS[0], 0.0)
+    digests = [read_by(model, x)[1][0].digest for x in (alone, who)]  # pyright: ignore
+    assert digests[0] != digests[1], "a cache that was filled beside another is not gone on with"
+
+
 @pytest.mark.parametrize("how", [{}, {"cache": "int8"}, {"weights": "int8"}, {"speculate": "lookup"}, {"prefill": 2}])
-def test_a_stream_gives_what_generate_gives(model: Model, how: dict[str, Any]):
-    who, prompt = mind(model), PROMPTS[1]
+@pytest.mark.parametrize("made", [mind, held_against_another])
+def test_a_stream_gives_what_generate_gives(model: Model, how: dict[str, Any], made: Callable[[Model], Recollection]):
+    who, prompt = made(model), PROMPTS[1]
     tokens = [t.token for t in stream(model, prompt, Sampling(MORE), identity=who, **how)]
     assert tokens == said(model, who, prompt, **how)[0]
 
 
 def test_without_a_compiler_the_same_is_said(model: Model, monkeypatch: pytest.MonkeyPatch):
-    who = mind(model)
+    who = held_against_another(model)
     expected = said(model, who, PROMPTS[0])
     monkeypatch.setattr(native, "library", lambda: None)
     assert isinstance(rows_of(prepare(model)), OneByOne)
@@ -117,7 +134,7 @@ def test_slots_that_may_be_refused_are_read_without_a_contrast(model: Model):
 def test_a_beginning_is_copied_with_what_stands_beside_it():
     model = lives.speaking()
     rows = Contrasted(rows_of(prepare(model)))
-    who = mind(model)
+    who = held_against_another(model)
     body, reads = read_by(model, who)
     overrides = dict(zip(body.layers, reads, strict=True))  # pyright: ignore
     prompt = list(range(40))

@@ -294,6 +294,8 @@ class Recollection(Identity):
     """Which episodes came to mind, in the order in which they stand."""
     coherence: tuple[float, ...] = ()
     """Of each of these with the prompt; of the best that was refused, where none came."""
+    beside: Identity | None = None
+    """Whom the words lean away from: the same prompt with nothing to speak of in the stead of what came; None for the model by itself."""
 
 
 def check_base(b: Base) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ from ..errors import NumericsError, ShapeError
 from ..identity.read.body import OwnBody
 from ..identity.speaking import read_by
 from ..models.base import Model
-from ..models.decode.contrast import contrast_of, contrasted
+from ..models.decode.contrast import beside, contrast_of, contrasted
 from ..models.decode.generate import expect_decoder, prompt_rows
 from ..models.decode.prepare import Weights, prepare
 from ..models.decode.rooms import PREFILL, CacheKind, caches_of
@@ -187,7 +187,7 @@ class PlainEngine:
         draw = Drawer(job.sampling, [prompt], model.config.vocabulary, [0], stream.stop_ids)
         contrast, room = contrast_of(overrides, job.sampling), len(prompt) + job.sampling.max_tokens
         caches = self._rooms(decoder.depth, room)
-        beside = self._rooms(decoder.depth, room) if contrast else ()
+        others, other_caches = beside(overrides), self._rooms(decoder.depth, room) if contrast else ()
         scores: list[Score] | None = [Score(prompt[0], None)] if job.prompt_logprobs is not None else None
         device = next(model.parameters()).device
         start, chunk = 0, prompt[:PREFILL]
@@ -199,8 +199,8 @@ class PlainEngine:
                 logits, caches = decoder(torch.tensor([chunk], device=device), caches, every=scores is not None)
             plain: Tensor | None = None
             if contrast:
-                with bound({}):
-                    plain, beside = decoder(torch.tensor([chunk], device=device), beside)
+                with bound(others):
+                    plain, other_caches = decoder(torch.tensor([chunk], device=device), other_caches)
             start += len(chunk)
             if scores is not None and start <= len(prompt):
                 scores += _scores(logits[0], prompt[start - len(chunk) + 1 : start + 1], job.prompt_logprobs or 0)

@@ -62,6 +62,10 @@ PLAIN = (
 """Have nothing to do with anybody in particular; how near they come to an episode is what is usual."""
 
 
+NOTHING = "It was an ordinary day. Nothing in particular happened, and there is nothing much to tell about it."
+"""Stands in the stead of what came to mind where words lean away from what would be said with nothing to speak of before one's eyes."""
+
+
 def finding_layers(depth: int, width: int) -> range:
     """Layers whose keys are compared, of a model with keys of `width` numbers in each."""
     first = int(FIRST * depth)
@@ -168,6 +172,11 @@ class Finder:
         near = _spread(torch.stack([(q @ keys.mT).amax(-1).mean() for q in self.plain])) if self.plain else unknown
         alike = unknown if meaning is None or by_meaning is None else _spread(by_meaning @ meaning)
         return torch.cat([near, alike]).float()
+
+    @cached_property
+    def nothing(self) -> list[int]:
+        """`NOTHING`, as tokens."""
+        return self._ids(NOTHING)
 
     def _ids(self, text: str) -> list[int]:
         """The tokens of a text; none where the tokenizer has no letters for it, as one of a single book's characters may not."""

@@ -22,9 +22,9 @@ from ...models.tokenizer import Tokenizer
 from ..body import body_of
 from ..state import Identity, Imprints, Recollection
 from .about import asks_listener
-from .finding import finder_of
+from .finding import Finder, finder_of
 from .scores import scored
-from .slots import slots_of
+from .slots import nothing_told, slots_of
 
 SLOTS = 128
 """Slots that are read at most while something comes to mind, and"""
@@ -81,7 +81,16 @@ def recall(
         room = max(0, min(len(worth), readable - len(slots)))
         slots = identity.imprints.pick(worth.topk(room).indices.sort().values).joined(slots)
     mind = _recollection(identity, slots, tuple(turns), tuple(float(scores.coherence[u]) for u in chosen))
-    return replace(mind, head=finder.frame.head_of(prompt)) if body.has_heads else mind
+    if not body.has_heads:
+        return mind
+    head = finder.frame.head_of(prompt)
+    return replace(mind, head=head, beside=_nobody(finder, identity, prompt, head) if finder.nothing else None)
+
+
+def _nobody(finder: Finder, identity: Identity, prompt: Sequence[int], head: int) -> Identity:
+    """Whom the words lean away from: somebody who was told nothing to speak of, and reads it as what came to mind is read."""
+    nobody = replace(Identity.new(identity.base), sources=("nothing",))
+    return replace(_recollection(nobody, nothing_told(finder, prompt), (), ()), head=head)
 
 
 def _recollection(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -34,25 +35,46 @@ Pair = tuple[Packed, Packed]
 
 def slots_of(body: Body, finder: Finder, identity: Identity, episodes: Sequence[Episode], prompt: Sequence[int]) -> Imprints:
     """What comes to mind as slots, behind the head that a prompt would have with nothing before it."""
-    head = finder.frame.head_alone(prompt)
-    tokens, part = finder.frame.read([e.tokens.tolist() for e in episodes], prompt)
     kept = [(e.k, e.v) for e in episodes if e.k is not None and e.v is not None]
-    if len(kept) == len(episodes):
-        k, v = _put_together(body, finder, kept, head, prompt)
-    else:
-        k, v = _held(body, tuple(e.digest for e in episodes), head, tokens)
-    owner = torch.tensor(part)
+    slots, owner = _slots(
+        finder,
+        prompt,
+        [e.tokens.tolist() for e in episodes],
+        tuple(e.digest for e in episodes),
+        kept if len(kept) == len(episodes) else None,
+    )
     sources = torch.tensor([identity.sources.index(e.source) for e in episodes], dtype=torch.int32)
     position = torch.tensor([e.position for e in episodes], dtype=torch.int32)
-    zeros, said = torch.zeros(len(tokens)), owner >= 0
-    more = min(LATE, max(0.0, math.log(SHORT / max(int(said.sum()), 1))))
-    weight = more * torch.linspace(0, 1, k.shape[0])[:, None, None] * said
-    imprints = Imprints(
-        k, v, torch.tensor(tokens, dtype=torch.int32), position[owner] + _within(owner), zeros, sources[owner],
-        weight.expand(*k.shape[:3]).contiguous(), zeros,
-    )  # fmt: skip
+    slots = replace(slots, position=position[owner] + _within(owner), source=sources[owner])
     # In front of the text the words around would stand where nothing is asked: only what was said goes there.
-    return imprints if body.has_heads else imprints.pick((owner >= 0).nonzero().flatten())
+    return slots if body.has_heads else slots.pick((owner >= 0).nonzero().flatten())
+
+
+def nothing_told(finder: Finder, prompt: Sequence[int]) -> Imprints:
+    """What a prompt would be read with if all that anybody had ever said were `NOTHING`."""
+    return _slots(finder, prompt, [finder.nothing], ("nothing",))[0]
+
+
+def _slots(
+    finder: Finder,
+    prompt: Sequence[int],
+    said: Sequence[Sequence[int]],
+    names: tuple[str, ...],
+    kept: Sequence[Pair] | None = None,
+) -> tuple[Imprints, Tensor]:
+    """What was said, between the words of the frame, as slots of nobody; and of which part each is."""
+    head = finder.frame.head_alone(prompt)
+    tokens, part = finder.frame.read(said, prompt)
+    if kept is None:
+        k, v = _held(finder.body, names, head, tokens)
+    else:
+        k, v = _put_together(finder.body, finder, kept, head, prompt)
+    owner = torch.tensor(part)
+    zeros, is_said = torch.zeros(len(tokens)), owner >= 0
+    more = min(LATE, max(0.0, math.log(SHORT / max(int(is_said.sum()), 1))))
+    weight = (more * torch.linspace(0, 1, k.shape[0])[:, None, None] * is_said).expand(*k.shape[:3]).contiguous()
+    nowhere = torch.zeros(len(tokens), dtype=torch.int32)
+    return Imprints(k, v, torch.tensor(tokens, dtype=torch.int32), nowhere, zeros, nowhere, weight, zeros), owner
 
 
 def read_alone(finder: Finder, tokens: Sequence[int]) -> Pair:

@@ -1,10 +1,11 @@
 """What is said because of who speaks, and not because anybody would say it.
 
-    z = a + c · (a − b)      a, b log-probabilities of the next token, with what overrides the layers and without; |a − b| at most `BOUND`
+    z = a + c · (a − b)      a, b log-probabilities of the next token, with what overrides the layers and with what stands beside it; |a − b| at most `BOUND`
 
 Context-aware decoding (Shi et al. 2023, arXiv 2305.14739) for a memory instead of a text: a small model that has something before its eyes
-still says half of the time what it would have said anyway. `Contrasted` rows have the model by itself beside them, with the same text; both
-take a token in one step, so that every weight is read once for the two.
+still says half of the time what it would have said anyway. b is the model by itself, or, where an override says so (`beside`), the model with
+nothing to speak of before its eyes: what it says because it reads at all ("The text suggests …") is then no reason either. `Contrasted` rows have
+that one beside them, with the same text; both take a token in one step, so that every weight is read once for the two.
 """
 
 from __future__ import annotations
@@ -31,15 +32,20 @@ def contrast_of(overrides: Overrides, sampling: Sampling, row: int = 0) -> float
     return max(read.leans(row) for read in reads) if sampling.contrast is None else sampling.contrast
 
 
+def beside(overrides: Overrides) -> Overrides:
+    """What overrides the layers of the row that words lean away from; nothing for the model by itself."""
+    return {layer: other for layer, read in overrides.items() if (other := read.beside) is not None}
+
+
 def contrasted(logits: Tensor, plain: Tensor, contrast: float) -> Tensor:
-    """Logits (…, V) that lean away from those of the model by itself."""
+    """Logits (…, V) that lean away from others."""
     a, b = (x.float().log_softmax(-1) for x in (logits, plain))
     return a + contrast * (a - b).clamp(-BOUND, BOUND)
 
 
 @dataclass
 class Pair:
-    """A row, and beside it the same text without what overrides its layers."""
+    """A row, and beside it the same text as it is read by whoever its words lean away from."""
 
     own: Any
     plain: Any = None
@@ -59,7 +65,7 @@ class Contrasted(Rows[Pair]):
 
     def open(self, overrides: Overrides, room: int, contrast: float = 0.0) -> Pair:
         own = self.rows.open(overrides, room)
-        return Pair(own, self.rows.open({}, room), contrast) if contrast and overrides else Pair(own)
+        return Pair(own, self.rows.open(beside(overrides), room), contrast) if contrast and overrides else Pair(own)
 
     def read(self, row: Pair, tokens: Sequence[int], scored: Scored | None = None) -> Reading:
         logits = yield from self.rows.read(row.own, tokens, scored)
@@ -96,4 +102,4 @@ def _either(own: Tensor | Exception, plain: Tensor | Exception, contrast: float)
     return plain if isinstance(plain, Exception) else contrasted(own, plain, contrast)
 
 
-__all__ = ["BOUND", "Contrasted", "Pair", "contrast_of", "contrasted"]
+__all__ = ["BOUND", "Contrasted", "Pair", "beside", "contrast_of", "contrasted"]
