@@ -1,35 +1,37 @@
 """Who is it? Twenty people, one state without a name on it: can the person be named from its answers, and from its numbers?
 
-The state is written from a person's history in one pass (`Rule()`, at most 64 imprints). Whoever names the person has never seen that
-history: they know each of the twenty by a *later* conversation, which says the same facts in other sentences and was read by
+The people are natural ones (`people.natural`): what they tell is told in passing. Their state is what `regard imprint` writes, conversation by conversation with
+the default `Rule`: imprints, and episodes that come to mind at a prompt. Whoever names the person has never seen that history: they
+know each of the twenty by a *later* conversation, which says the same facts in other sentences and was read by
 nobody else. So nothing links a state to a name but what the person told.
 
-- **From its answers.** Six plain questions, the same for all, are answered greedily by the state ("What do you remember about
-  me?"). The judge reads text alone: it adds the z-scores, over the twenty, of two likenesses between the answers and what the assistant says in each
-  later conversation. One counts common words, the rarer the more (idf); the other is MiniLM's, the nearest sentence for each of
-  the answer's. "By facts alone" is the same after the words of all twenty names are struck out of the answers.
-- **From its tensors.** For each layer and key head, M = Σ_slots k̃ ṽᵀ on unit vectors less the mean of the twenty: what a linear memory of these
-  slots would hold. M of the state is compared with M of twenty identities that were written from what the assistant says in the later
-  conversations, as if the person told it; the largest cosine names the person. Tokens, positions and sources, which an identity stores beside its numbers, are not looked at.
+- **From its answers.** Twenty plain questions, the same for all and each in a chat of its own, are answered greedily by the state ("Where do I live?", "Who
+  is in my life?"); nobody was told all that they ask for. The judge reads text alone: it adds the z-scores, over the twenty, of two likenesses between the
+  answers and what the assistant says in each later conversation. One counts common words, the rarer the more (idf); the other is MiniLM's, the nearest
+  sentence for each of the answer's. "By facts alone" is the same after the words of all twenty names are struck out of the answers.
+- **From its tensors.** For each layer and key head, M = Σ_slots k̃ ṽᵀ on unit vectors less the mean of the twenty: what a linear memory of the
+  imprints would hold. M of the state is compared with M of twenty identities that were written from what the assistant says in the later
+  conversations, as if the person told it; the largest cosine names the person. Tokens, positions and sources, which an identity stores beside its numbers, are
+  not looked at, nor are episodes, which hold the words themselves.
 
 Controls: the names of the twenty shuffled; a random state of the same spectrum (every head turned by an orthogonal matrix); values
-shuffled among keys, which leaves every vector and takes away what belongs together; the model without a state.
+shuffled among keys, which leaves every vector and takes away what belongs together; the model without a state. Answers of a broken state are
+those of its broken slots: what comes to mind is turned or shuffled as the imprints are, or its words would speak for it.
 
 Names that are shuffled leave one person in place on the average. One seed is four of the twenty people.
 
-Tried on the training pool: by common words alone one of five was missed without names, with MiniLM beside them none of six; other questions
-("What is my name?", "What do I like?") named the same six. That pool flatters: the learned keeper was trained on it. The people who are missed
-below are those whose answers say nothing of them, and no judge of text can help there. Means of keys or of values alone, instead of M, named two
-and six of six, and the nearest slots six of six even with values shuffled among keys; M is the one that shuffling breaks. Since the keeper prefers what
-the user states, an identity of the whole later conversation keeps the user's questions instead of the facts: it named 19 of twenty of the training
-pool, what the assistant says there as plain text 19, all of its tokens 16, and as a message of the user's 20, with values shuffled 1. So that is how they are known.
+Chosen on the pools train and choose, twenty people of each, and the first set of questions and judges that was tried: by answers 20 and 20, by facts alone 20
+and 20, by tensors 20 and 20, with values shuffled 0 of 10 and 1 of 4 by answers, 1 of 20 and 1 of 20 by tensors. The whole later conversation, written as it stands,
+holds the user's questions instead of the facts: it named 7 of the twenty of choose by its imprints. Episodes' own numbers name everybody too (the nearest
+key or meaning of each known one, 20 of 20), and shuffled values would not break them, so they are left out. Of the made-up people that stood here before, imprints
+alone named as many.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from random import Random
 from typing import TYPE_CHECKING
@@ -38,17 +40,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..identity.body import body_of
-from ..identity.experience import observe
-from ..identity.sleep.answering import greedy
-from ..identity.speaking import living
 from ..identity.state import Identity
-from ..identity.write.rule import imprint
+from ..identity.write.rule import Rule
+from ..models.decode.sampling import Sampling
 from .frame.figure import COLOURS
 from .frame.study import Plant, Record, Size, Study
 from .frame.verdict import Check, Verdict, interval, judged
-from .people.generator import Message, people
+from .people.asking import Ask, Examiner, write_history
+from .people.generator import Conversation, Message
 from .people.lab import rotated, shuffled
+from .people.natural import natural
+from .people.natural_data import NaturalPool
 from .tasks.packaged import MINILM, SMOLLM2, sentence_vectors
 from .tasks.pretrained import smollm2
 
@@ -63,9 +65,12 @@ DEPTH: dict[Size, int | None] = {"mini": 2, "quick": None, "full": None}
 LONGEST: dict[Size, int] = {"mini": 4, "quick": 16, "full": 24}
 """Tokens of an answer."""
 QUESTIONS = (
-    "What do you remember about me?", "What do you know about me?", "What can you say about me?", "Who is in my life?",
-    "What do I like best?", "Tell me about my life.",
+    "What is my name?", "Where do I live?", "What do I do for a living?", "Who is in my life?", "What did I tell you about my family and friends?",
+    "What pet do I have?", "What do I like to drink?", "What do I never eat?", "Which instrument do I play?", "Where do I want to go on holiday?",
+    "What did I buy?", "What time does it leave?", "Which appointment do I have?", "What number should I remember?", "Where did I put it?",
+    "What did I give up?", "What did I tell you about my work?", "What do you remember about me?", "What is new in my life?", "Who did I tell you about?",
 )  # fmt: skip
+ASKED: dict[Size, int] = {"mini": 2, "quick": 8, "full": len(QUESTIONS)}
 STATES = ("own", "values shuffled", "random state", "nobody")
 NAMED = 0.95
 
@@ -144,25 +149,28 @@ def told_by_themselves(chat: Sequence[Message]) -> Message:
 
 
 class Lab:
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, pool: NaturalPool = "test") -> None:
         self.size: Size = size
-        self.model, self.tokenizer = smollm2(DEPTH[size])
-        self.body = body_of(self.model)
-        self.crowd = people(CROWD[size], 0, "test")
+        self.examiner = Examiner(*smollm2(DEPTH[size]), Sampling(LONGEST[size], repetition_penalty=1.1))
+        sentence_vectors(["."])  # an episode has a meaning only where the encoder is at hand
+        self.crowd = natural(CROWD[size], 0, pool)
+        self.prompts = [self.examiner.prompt([{"role": "user", "content": q}]) for q in QUESTIONS[: ASKED[size]]]
         self.names = frozenset(word for p in self.crowd for word in words_of(p.name))
         self.by_answers = AnswerJudge([" ".join(m["content"] for m in p.next if m["role"] == "assistant") for p in self.crowd])
-        self.by_tensors = TensorJudge([self.written([told_by_themselves(p.next)]) for p in self.crowd])
+        self.by_tensors = TensorJudge([self.written([(told_by_themselves(p.next),)]) for p in self.crowd])
         self.labels = Random("labels").sample(range(len(self.crowd)), len(self.crowd))
 
-    def written(self, chat: Sequence[Message]) -> Identity:
-        return imprint(Identity.new(self.body.base), observe(self.model, list(chat), self.tokenizer, source="chat"))
+    def written(self, history: Sequence[Conversation]) -> Identity:
+        (written,) = write_history(self.examiner, history, Rule())
+        return written.identity
 
-    @torch.no_grad()
-    def said(self, who: Identity | None) -> list[str]:
-        ends = set(self.tokenizer.eos_ids)
-        with living(self.model, who):
-            lines = greedy(self.body, self.tokenizer, [], QUESTIONS, LONGEST[self.size])
-        return [self.tokenizer.decode([t for t in line if t not in ends]).strip() for line, _ in lines]
+    def minds(self, who: Identity) -> list[Identity]:
+        """What each question brings to mind."""
+        return [self.examiner.recalled(who, prompt) for prompt in self.prompts]
+
+    def said(self, minds: Sequence[Identity | None]) -> list[str]:
+        asks = [Ask(prompt, ".", mind) for prompt, mind in zip(self.prompts, minds, strict=True)]
+        return [said.text for said in self.examiner.ask_all(asks)]
 
 
 @cache
@@ -172,23 +180,27 @@ def _lab(size: Size) -> Lab:
 
 @cache
 def _nobody(size: Size) -> list[str]:
-    return _lab(size).said(None)
+    lab = _lab(size)
+    return lab.said([None] * len(lab.prompts))
 
 
 def named(lab: Lab, i: int) -> Record:
     """Whether person i is named from each state, in each of three ways; and what was said. Broken states of every other person are asked."""
-    own = lab.written([m for conversation in lab.crowd[i].history for m in conversation])
-    states = {"own": own, "values shuffled": shuffled(own, i), "random state": rotated(own, i)}
+    own = lab.written(lab.crowd[i].history)
+    minds = lab.minds(own)
+    made: dict[str, Callable[[Identity], Identity]] = {
+        "own": lambda x: x, "values shuffled": lambda x: shuffled(x, i), "random state": lambda x: rotated(x, i),
+    }  # fmt: skip
     record: Record = {"name": lab.crowd[i].name, "answers": {}, "facts": {}, "tensors": {}, "said": {}}
     for state in STATES:
-        who, scores = states.get(state), dict[str, list[float]]()
+        state_of, scores = made.get(state), dict[str, list[float]]()
         if state in ("own", "nobody") or i % 2 == 0:
-            said = _nobody(lab.size) if who is None else lab.said(who)
+            said = _nobody(lab.size) if state_of is None else lab.said([state_of(mind) for mind in minds])
             scores["answers"] = lab.by_answers.scores(said)
             scores["facts"] = lab.by_answers.scores([without(answer, lab.names) for answer in said])
             record["said"][state] = said
-        if who is not None:
-            scores["tensors"] = lab.by_tensors.scores(who)
+        if state_of is not None:
+            scores["tensors"] = lab.by_tensors.scores(state_of(own))
         for way, each in scores.items():
             record[way][state] = chance_of(each, i)
             if state == "own":
@@ -257,9 +269,9 @@ def planted(kind: Plant, seed: int) -> Record:
 STUDY = Study(
     claim="An identity says who it is: the person is named among twenty from its answers, and from its numbers.",
     source="what an identity promises here",
-    protocol="Twenty people of the test pool; SmolLM2 reads a history once and writes at most 64 imprints. A judge that knows each person by a later "
-    "conversation alone, the same facts in other sentences, names the person of a state: by its greedy answers to six "
-    "questions, the same for all (common words and MiniLM), or by the cosine of memory matrices Σ kvᵀ with identities written from what the assistant says in the later conversations.",
+    protocol="Twenty natural people of the test pool; SmolLM2 lives through their conversations with the default rule, and what a question brings to mind answers it. A judge "
+    "that knows each person by a later conversation alone, the same facts in other sentences, names the person of a state: by its greedy answers to twenty plain "
+    "questions, the same for all (common words and MiniLM), or by the cosine of memory matrices Σ kvᵀ of its imprints with identities written from what the assistant says in the later conversations.",
     controls=(
         "the names of the twenty shuffled",
         "a random state of the same spectrum",
