@@ -1,7 +1,7 @@
 """What was settled on made-up people holds for people whom somebody wrote by hand, without knowing the rules.
 
-One seed is one person of `people.written`: no grammar made them, and nothing was chosen on them. They were opened for this study alone, once, when
-everything was settled on seven pools of `people.natural` and on LongMemEval's first 96 histories.
+One seed is one person of the second pool of `people.written`: no grammar made them, and nothing was chosen on them. They were opened for this study
+alone, once, when everything was settled on seven pools of `people.natural`, on the first pool and on LongMemEval's first 96 histories.
 SmolLM2 writes their episodes and is asked their questions in a fresh chat, greedily and in nats of the accepted answer: with nothing, with
 the history in the context, with one and three turns as text by BM25 and by MiniLM, the turn that says it, episodes, and another person's.
 
@@ -26,7 +26,7 @@ from .natural_recall import _changed as changed  # pyright: ignore[reportPrivate
 from .people.asking import Ask, Examiner, Written, rank_of, write_episodes
 from .people.baselines import Turns
 from .people.natural import NaturalPerson, NaturalQuestion
-from .people.written import written, written_everyday
+from .people.written import WrittenPool, written, written_everyday
 from .tasks.packaged import MINILM, SMOLLM2, sentence_vectors
 from .tasks.pretrained import smollm2
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PEOPLE = 8
+POOL: WrittenPool = "second"
 STATES = (
     "nothing", "history in context", "BM25, 1 turn", "BM25, 3 turns", "MiniLM, 1 turn", "MiniLM, 3 turns", "the right turn",
     "episodes", "another's episodes",
@@ -50,7 +51,7 @@ class Plan:
     """Tokens of a greedy answer at most."""
 
 
-PLANS = {"mini": Plan(2, 2, 1, 2), "quick": Plan(None, 2, 4, 8), "full": Plan(None, 6, 64, 24)}
+PLANS = {"mini": Plan(2, 2, 1, 2), "quick": Plan(None, 2, 4, 8), "full": Plan(None, 7, 64, 24)}
 
 
 @cache
@@ -62,7 +63,7 @@ def _examiner(size: Size) -> Examiner:
 @cache
 def _lived(seed: int, size: Size) -> tuple[NaturalPerson, Written]:
     sentence_vectors(["."])  # an episode has a meaning only where the encoder is at hand
-    person = written()[seed % PEOPLE]
+    person = written(POOL)[seed % PEOPLE]
     return person, write_episodes(_examiner(size), person.history)
 
 
@@ -76,7 +77,7 @@ def run(seed: int, size: Size) -> Record:
         "listener": person.listener,
         "tokens": mine.identity.life.tokens,
         **_answers(person, mine, other, asked, examiner),
-        "everyday": _everyday(person, mine, examiner, Random(seed).sample(written_everyday(), plan.everyday)),
+        "everyday": _everyday(person, mine, examiner, Random(seed).sample(written_everyday(POOL), plan.everyday)),
         "updates": [_update(q, mine, other, examiner) for q in person.questions if q.choices],
         "refused": [float(_refused(examiner.recalled(mine.identity, p))) for p in unanswered],
     }

@@ -1,30 +1,34 @@
 """People whom somebody wrote by hand, message by message, as they would write to an assistant: no grammar generates them.
 
-for person in written():
-    person.history        four to six conversations: mails, recipes, code, plans, small talk, pasted text
-    person.questions      five about what they told, some of it changed later, and one about what the assistant said
+for person in written("second"):
+    person.history        four to seven conversations: mails, recipes, code, plans, small talk, pasted text
+    person.questions      five or six about what they told, some of it changed later, and one about what the assistant said
     person.unanswerable   about their own life, and never told
-written_everyday()        what anybody asks
+written_everyday("second")        what anybody asks
+
+Two pools of eight, by two authors who knew nothing of how any of this works. The first was opened once and then served for tuning.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from .data import frozen_json
 from .natural import NaturalFact, NaturalPerson, NaturalQuestion
 from .natural_data import FactKind
 
+WrittenPool = Literal["first", "second"]
+
 
 @cache
-def written() -> tuple[NaturalPerson, ...]:
+def written(pool: WrittenPool) -> tuple[NaturalPerson, ...]:
     """All of them; there is no next conversation, and no more of them."""
-    return tuple(_person(given) for given in frozen_json("written.json")["people"])
+    return tuple(_person(given) for given in frozen_json(f"written_{pool}.json")["people"])
 
 
-def written_everyday() -> tuple[str, ...]:
-    return tuple(frozen_json("written.json")["everyday"])
+def written_everyday(pool: WrittenPool) -> tuple[str, ...]:
+    return tuple(frozen_json(f"written_{pool}.json")["everyday"])
 
 
 def _person(given: dict[str, Any]) -> NaturalPerson:
@@ -48,4 +52,4 @@ def _question(n: int, given: dict[str, Any]) -> tuple[NaturalFact, NaturalQuesti
     return fact, NaturalQuestion(given["text"], answers, (old,) if old else (), n, turn, fact.key)
 
 
-__all__ = ["written", "written_everyday"]
+__all__ = ["WrittenPool", "written", "written_everyday"]
