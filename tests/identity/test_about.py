@@ -31,7 +31,8 @@ from regard.identity.read.about import (
 from regard.identity.read.finding import LifeMeanings, finder_of, meanings_within
 from regard.identity.read.index import HELD, Index, index_of
 from regard.identity.read.scores import scored
-from regard.identity.read.updates import Updates
+from regard.identity.read.slots import slots_of
+from regard.identity.read.updates import BACK, Updates, taken_back
 from regard.models.base import Model
 from regard.study.people.natural_data import POOLS, phrasebook
 
@@ -332,14 +333,81 @@ def test_what_corrects_comes_in_the_stead_of_what_it_corrects(model: Model) -> N
     assert replace(fits, newer={}).chosen(3, 128) == [0, 3]
 
 
+def test_what_may_correct_the_first_comes_beside_it_however_far_behind(model: Model) -> None:
+    episodes = told(model, "We fly to Rome.", "It is Oslo now.", "The bus was late.").episodes
+    fits = scores.Scores(episodes, [(0,), (1,), (2,)], torch.tensor([3.0, -9.0, 2.5]), torch.ones(3), True, {})
+    assert fits.chosen(3, 128) == [0, 2]
+    assert replace(fits, beside=1).chosen(3, 128) == [0, 1, 2]
+    assert replace(fits, beside=1).chosen(2, 128) == [0, 1], "before others"
+    assert replace(fits, beside=1).chosen(1, 128) == [0]
+    assert replace(fits, beside=1).chosen(3, len(episodes[0]) + 1) == [0, 1], "though there is no room for more"
+    assert replace(fits, beside=2, rank=torch.tensor([3.0, 2.9, -9.0])).chosen(3, 128) == [0, 1, 2]
+    assert replace(fits, beside=1, newer={0: 1}).chosen(3, 128) == [1, 2], "once"
+
+
+def less(turn: str, corrects: str, asked: str, *others: str) -> str:
+    """What of a turn is looked at less."""
+    ids = letters().encode
+    amounts = taken_back(
+        ids(turn, bos=False),
+        [ids(corrects, bos=False)],
+        [ids(x, bos=False) for x in others],
+        ids(asked, bos=False),
+        letters(),
+    )
+    assert len(amounts) == len(ids(turn, bos=False))
+    assert set(amounts.tolist()) <= {0.0, BACK}
+    return "".join(c if x else " " for c, x in zip(turn, amounts.tolist(), strict=True)).strip()
+
+
+def test_what_a_correction_names_only_to_take_it_back_is_looked_at_less() -> None:
+    old = "We fly to Rome."
+    assert less("Rome is off, it is Oslo.", old, "Where do I go?") == "Rome"
+    assert less("ROME is off, it is Oslo.", old, "Where do I go?") == "ROME", "in capitals or not"
+    assert less("Romeo is off, it is Oslo.", old, "Where do I go?") == "", "whole words"
+    assert less("Rome is off, it is Oslo.", old, "When is Rome?") == "", "what is asked with is looked at"
+    assert less("Rome is off, it is Oslo.", old, "Why Oslo?") == "", "it asks for what both say"
+    assert less("Rome is off, it is Rome by bus.", old, "Where do I go?") == "", "it says it once more than what it corrects"
+    assert less("Rome is off, it is Oslo.", old, "Where do I go?", "The bus is hot.") == "Rome"
+    assert less("Rome is off, it is Oslo.", old, "Where do I go?", "Rome is hot.") == "", "a word of other turns too"
+
+
+def test_what_was_taken_back_is_read_with_lower_scores(model: Model) -> None:
+    me = told(model, "We fly to Rome.", "Rome is off, it is Oslo.")
+    body, prompt = body_of(model), letters().encode("Where do we go?")
+    finder = finder_of(body, letters())
+    fits = fit(model, me, "Where do we go?")
+    both, asked = [0, 1], letters().encode("Where do we go?", bos=False)
+    none = fits.taken_back(both, asked, letters())
+    assert none == [None, None], "nothing is corrected"
+    old, new = replace(fits, newer={0: 1}).taken_back(both, asked, letters())
+    assert old is None
+    assert new is not None
+    assert new.tolist() == [BACK] * 4 + [0.0] * (len(me.episodes[1]) - 4)
+    plain = slots_of(body, finder, me, list(me.episodes), prompt)
+    lower = slots_of(body, finder, me, list(me.episodes), prompt, [old, new])
+    changed = (lower.weight - plain.weight)[0, 0]
+    assert changed[changed != 0].tolist() == pytest.approx([BACK] * 4)
+    said = [letters().decode([t]) for t in lower.token[changed != 0].tolist()]
+    assert "".join(said) == "Rome"
+
+
 def corrected(me: Identity, meant: list[list[float]], rank: list[float], shared: str = "") -> dict[int, int]:
     """What corrects what of turns that mean this; the third number is how much one sounds like news of a change."""
+    return updates(me, meant, rank, shared).found()
+
+
+def beside(me: Identity, meant: list[list[float]], rank: list[float]) -> int | None:
+    return updates(me, meant, rank).beside()
+
+
+def updates(me: Identity, meant: list[list[float]], rank: list[float], shared: str = "") -> Updates:
     rows = [F.normalize(torch.tensor([x]), dim=-1) for x in meant]
     episodes = [replace(e, meaning=Packed.of(x), encoder="plane") for e, x in zip(me.episodes, rows, strict=True)]
     change = About(torch.tensor([0.0, 0.0, 3.0]), torch.zeros(3))
     first = torch.tensor(rank).argsort(descending=True).tolist()
     tokens = letters().encode(shared, bos=False)
-    return Updates(Index(episodes), torch.tensor(rank), torch.tensor([1.0, 0.0, 0.0]), tokens, change, first).found()
+    return Updates(Index(episodes), torch.tensor(rank), torch.tensor([1.0, 0.0, 0.0]), tokens, change, first)
 
 
 def test_only_what_is_younger_and_the_user_s_corrects(model: Model) -> None:
@@ -354,6 +422,15 @@ def test_only_what_is_younger_and_the_user_s_corrects(model: Model) -> None:
     assert corrected(two, [first, [1.0, 0.1, 0.3]], [2.0, 0.5]) == {0: 1}
     heard = told(model, says("We live in Lyon.", "It is Oslo now.", "No.", "Sorry."))
     assert corrected(heard, [first, anew, else_, else_], [2.0, 1.0, -9.0, -9.0]) == {}, "a listener corrects nobody"
+
+
+def test_what_may_correct_is_surer_than_by_chance_and_corrects_only_the_first(model: Model) -> None:
+    three = told(model, "We live in Lyon.", "It is Oslo now.", "The bus was late.")
+    first, other, bus = [1.0, 0.3, 0.0], [1.0, 0.0, 0.2], [0.0, 1.0, 0.0]
+    assert beside(three, [first, other, bus], [2.0, -3.0, 0.0]) == 1
+    assert corrected(three, [first, other, bus], [2.0, -3.0, 0.0]) == {}
+    assert beside(three, [first, bus, bus], [2.0, 1.0, 0.0]) is None
+    assert beside(three, [first, other, bus], [-3.0, 2.0, 0.0]) is None, "it is the first already"
 
 
 def test_what_stands_far_behind_corrects_only_what_names_the_same(model: Model) -> None:

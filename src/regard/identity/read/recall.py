@@ -73,7 +73,8 @@ def recall(
         # Nobody asked: imprints stay silent, and the answer is what it would be without them.
         return _recollection(identity, Imprints.none(identity.base), (), (scores.best(most),))
     turns = [i for unit in chosen for i in scores.units[unit]]
-    slots = slots_of(body, finder, identity, [identity.episodes[i] for i in turns], prompt)
+    less = scores.taken_back(turns, asked, tokenizer)
+    slots = slots_of(body, finder, identity, [identity.episodes[i] for i in turns], prompt, less)
     if identity.life.sleeps:
         # What a night has distilled speaks beside it, the worthiest where there is little room; before that, imprints only disturb: of 21
         # natural questions (pool "choose") 7 were answered without them, 4 with them.

@@ -24,11 +24,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...models.tokenizer import Tokenizer
 from ..episodes import Episode
 from .about import asks_listener, wording
 from .finding import Finder, encoder_name, life_meanings, meanings
 from .index import Index, index_of
-from .updates import Updates
+from .updates import Updates, taken_back
 
 MEANING, NEAR, COMMON, FOLLOWING = 1.5, 0.25, 0.15, 0.3
 """What likeness of meaning, nearness by keys, tokens in common and likeness of what follows count in rank.
@@ -47,6 +48,8 @@ APART = 3.0
 
 76 natural questions of the pools train / choose, on which this was chosen: nats 3.48 / 4.07 without, 3.25 / 3.93 by 4, 3.22 / 3.81 by 3, 3.30 / 3.81 by 2;
 right greedy answers 14 / 16 of 38, 17 / 19, 18 / 22, 16 / 21."""
+BESIDE = 64
+"""Slots more that are read where what may correct the first in rank would have no room."""
 ASKS = -0.5
 """What it costs that it ends as a question: it may only have asked. Most real messages end so and tell something before."""
 
@@ -83,6 +86,8 @@ class Scores:
     has_meanings: bool
     newer: Mapping[int, int]
     """Of a unit that is corrected by a younger one, that one (`updates`)."""
+    beside: int | None = None
+    """What may correct the first in rank."""
 
     def best(self, most: int) -> float:
         """The coherence of the most coherent among the first in rank."""
@@ -91,22 +96,39 @@ class Scores:
     def chosen(self, most: int, room: int) -> list[int]:
         """The first in rank that have room, oldest first, so that what is youngest stands nearest to the prompt.
 
-        What is corrected stays away, and what corrects it comes.
+        What is corrected stays away, and what corrects it comes; what may correct the first comes beside it, however far behind it stands.
         """
         chosen: list[int] = []
         first = float(self.rank.max()) if len(self.rank) else 0.0
-        for u in self.rank.argsort(descending=True)[: 2 * most].tolist():
-            said = self._newest(u)
+        order = self.rank.argsort(descending=True)[: 2 * most].tolist()
+        if self.beside is not None:
+            order.insert(1, self.beside)
+        for u in order:
+            said, is_beside = self._newest(u), u == self.beside
             size = sum(len(self.episodes[i]) + 1 for i in self.units[said])
             if (
                 len(chosen) < most
-                and float(self.rank[u]) >= first - APART
+                and (float(self.rank[u]) >= first - APART or is_beside)
                 and said not in chosen
-                and (size <= room or not chosen)
+                and (size <= room + BESIDE * is_beside or not chosen)
             ):
                 chosen.append(said)
                 room -= size
         return sorted(chosen)
+
+    def taken_back(self, turns: Sequence[int], asked: Sequence[int], tokenizer: Tokenizer) -> list[Tensor | None]:
+        """Of each of these episodes, how much less its tokens are looked at, where it corrects another (`updates`)."""
+        first = self.rank.topk(min(len(self.units), FIRST)).indices.tolist()
+        out: list[Tensor | None] = []
+        for i in turns:
+            old = [u for u in self.newer if i in self.units[self._newest(u)]]
+            others = [self._said(u) for u in first if u not in old and i not in self.units[u]]
+            turn = self.episodes[i].tokens.tolist()
+            out.append(taken_back(turn, [self._said(u) for u in old], others, asked, tokenizer) if old else None)
+        return out
+
+    def _said(self, unit: int) -> list[int]:
+        return [t for i in self.units[unit] for t in self.episodes[i].tokens.tolist()]
 
     def _newest(self, unit: int) -> int:
         # What corrects is younger than what it corrects, so this ends.
@@ -153,14 +175,15 @@ def scored(finder: Finder, episodes: Sequence[Episode], asked: Sequence[int], te
         + weights.held * (_best((counts > 0).float().mean(1), index) if rare else torch.zeros(count))
         + weights.margin * _margin(rank)
     )
-    newer: dict[int, int] = {}
+    newer, beside = dict[int, int](), None
     if known is not None and meaning is not None:
         first = rank.topk(min(count, FIRST)).indices.tolist()
-        newer = Updates(index, rank, meaning[0] - known.mean, rare, known.change, first).found()
+        updates = Updates(index, rank, meaning[0] - known.mean, rare, known.change, first)
+        newer, beside = updates.found(), updates.beside()
         for older in sorted(newer):
             # Whoever asks for the one asks for the other.
             coherence[newer[older]] = torch.maximum(coherence[newer[older]], coherence[older])
-    return Scores(episodes, index.units, rank, coherence, known is not None, newer)
+    return Scores(episodes, index.units, rank, coherence, known is not None, newer, beside)
 
 
 def _by_keys(asked: Float[Tensor, "n W"], index: Index, some: Sequence[int]) -> tuple[Float[Tensor, " U"], Float[Tensor, " U"]]:

@@ -33,8 +33,18 @@ Pair = tuple[Packed, Packed]
 """Keys and values, (L, G, n, D)."""
 
 
-def slots_of(body: Body, finder: Finder, identity: Identity, episodes: Sequence[Episode], prompt: Sequence[int]) -> Imprints:
-    """What comes to mind as slots, behind the head that a prompt would have with nothing before it."""
+def slots_of(
+    body: Body,
+    finder: Finder,
+    identity: Identity,
+    episodes: Sequence[Episode],
+    prompt: Sequence[int],
+    less: Sequence[Tensor | None] = (),
+) -> Imprints:
+    """What comes to mind as slots, behind the head that a prompt would have with nothing before it.
+
+    `less` is added to the scores of each episode's tokens, if it has any.
+    """
     kept = [(e.k, e.v) for e in episodes if e.k is not None and e.v is not None]
     slots, owner = _slots(
         finder,
@@ -45,7 +55,11 @@ def slots_of(body: Body, finder: Finder, identity: Identity, episodes: Sequence[
     )
     sources = torch.tensor([identity.sources.index(e.source) for e in episodes], dtype=torch.int32)
     position = torch.tensor([e.position for e in episodes], dtype=torch.int32)
-    slots = replace(slots, position=position[owner] + _within(owner), source=sources[owner])
+    weight = slots.weight.clone()
+    for n, x in enumerate(less):
+        if x is not None:
+            weight[..., owner == n] += x
+    slots = replace(slots, position=position[owner] + _within(owner), source=sources[owner], weight=weight)
     # In front of the text the words around would stand where nothing is asked: only what was said goes there.
     return slots if body.has_heads else slots.pick((owner >= 0).nonzero().flatten())
 
