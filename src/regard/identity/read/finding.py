@@ -241,23 +241,33 @@ def meanings(texts: Sequence[str]) -> Float[Tensor, "n E"] | None:
 
 def meanings_within(texts: Sequence[str]) -> list[Float[Tensor, "s E"]] | None:
     """The meaning of each text, and behind it those of its sentences and clauses where there are several; None without an encoder."""
-    parts = [[text, *_parts(text)] for text in texts]
+    parts = [[text, *(said for said, _, _ in parts_within(text))] for text in texts]
     vectors = meanings([part for some in parts for part in some])
     return None if vectors is None else list(vectors.split([len(some) for some in parts]))
 
 
-def _parts(text: str) -> list[str]:
+Part = tuple[str, int, int]
+"""What is said in it, and where it begins and ends."""
+
+
+def parts_within(text: str) -> list[Part]:
     """Sentences first, then clauses that are no sentence; none of either where there is but one. A word alone is of the clause before it."""
-    sentences = [said for m in SENTENCE.finditer(text) if len((said := m.group().strip()).split()) >= WORDS]
-    clauses: list[str] = []
-    for said in (part.strip(" \"'*-") for part in CLAUSE.split(text)):
+    sentences, clauses = sentences_within(text), list[Part]()
+    ends = [(m.start(), m.end()) for m in CLAUSE.finditer(text)]
+    for start, stop in zip((0, *(end for _, end in ends)), (*(begin for begin, _ in ends), len(text)), strict=True):
+        said = text[start:stop].strip(" \"'*-")
         if said and (not clauses or len(said.split()) >= WORDS):
-            clauses.append(said)
+            clauses.append((said, start, stop))
         elif said:
-            clauses[-1] = f"{clauses[-1]}, {said}"
-    known = {said.rstrip(" .!?…") for said in sentences}
+            before, began, _ = clauses[-1]
+            clauses[-1] = (f"{before}, {said}", began, stop)
+    known = {said.rstrip(" .!?…") for said, _, _ in sentences}
     parts = sentences if len(sentences) > 1 else []
-    return [*parts, *(c for c in clauses if c not in known)][:PARTS] if len(clauses) > 1 or parts else []
+    return [*parts, *(c for c in clauses if c[0] not in known)][:PARTS] if len(clauses) > 1 or parts else []
+
+
+def sentences_within(text: str) -> list[Part]:
+    return [(said, *m.span()) for m in SENTENCE.finditer(text) if len((said := m.group().strip()).split()) >= WORDS]
 
 
 def plain_meanings() -> Float[Tensor, "P E"] | None:
@@ -324,4 +334,5 @@ __all__ = [
     "meanings",
     "meanings_within",
     "plain_meanings",
+    "sentences_within",
 ]

@@ -23,6 +23,8 @@ from ..body import body_of
 from ..state import Identity, Imprints, Recollection
 from .about import asks_listener
 from .finding import Finder, finder_of
+from .focus import focus
+from .layer import sureness
 from .scores import scored
 from .slots import nothing_told, slots_of
 
@@ -74,14 +76,18 @@ def recall(
         return _recollection(identity, Imprints.none(identity.base), (), (scores.best(most),))
     turns = [i for unit in chosen for i in scores.units[unit]]
     less = scores.taken_back(turns, asked, tokenizer)
-    slots = slots_of(body, finder, identity, [identity.episodes[i] for i in turns], prompt, less)
+    came = [identity.episodes[i] for i in turns]
+    coherence = tuple(float(scores.coherence[u]) for u in chosen)
+    sure = sureness(coherence)
+    more = [] if scores.asked is None else [sure * x for x in focus(came, scores.asked, tokenizer)]
+    slots = slots_of(body, finder, identity, came, prompt, less, more)
     if identity.life.sleeps:
         # What a night has distilled speaks beside it, the worthiest where there is little room; before that, imprints only disturb: of 21
         # natural questions (pool "choose") 7 were answered without them, 4 with them.
         worth = identity.imprints.worth
         room = max(0, min(len(worth), readable - len(slots)))
         slots = identity.imprints.pick(worth.topk(room).indices.sort().values).joined(slots)
-    mind = _recollection(identity, slots, tuple(turns), tuple(float(scores.coherence[u]) for u in chosen))
+    mind = _recollection(identity, slots, tuple(turns), coherence)
     if not body.has_heads:
         return mind
     head = finder.frame.head_of(prompt)

@@ -88,6 +88,8 @@ class Scores:
     """Of a unit that is corrected by a younger one, that one (`updates`)."""
     beside: int | None = None
     """What may correct the first in rank."""
+    asked: Float[Tensor, " W"] | None = None
+    """What the question means, less what all questions about a life have in common."""
 
     def best(self, most: int) -> float:
         """The coherence of the most coherent among the first in rank."""
@@ -175,15 +177,16 @@ def scored(finder: Finder, episodes: Sequence[Episode], asked: Sequence[int], te
         + weights.held * (_best((counts > 0).float().mean(1), index) if rare else torch.zeros(count))
         + weights.margin * _margin(rank)
     )
-    newer, beside = dict[int, int](), None
+    newer, beside, sought_for = dict[int, int](), None, None
     if known is not None and meaning is not None:
+        sought_for = meaning[0] - known.mean
         first = rank.topk(min(count, FIRST)).indices.tolist()
-        updates = Updates(index, rank, meaning[0] - known.mean, rare, known.change, first)
+        updates = Updates(index, rank, sought_for, rare, known.change, first)
         newer, beside = updates.found(), updates.beside()
         for older in sorted(newer):
             # Whoever asks for the one asks for the other.
             coherence[newer[older]] = torch.maximum(coherence[newer[older]], coherence[older])
-    return Scores(episodes, index.units, rank, coherence, known is not None, newer, beside)
+    return Scores(episodes, index.units, rank, coherence, known is not None, newer, beside, sought_for)
 
 
 def _by_keys(asked: Float[Tensor, "n W"], index: Index, some: Sequence[int]) -> tuple[Float[Tensor, " U"], Float[Tensor, " U"]]:

@@ -40,10 +40,11 @@ def slots_of(
     episodes: Sequence[Episode],
     prompt: Sequence[int],
     less: Sequence[Tensor | None] = (),
+    more: Sequence[Tensor] = (),
 ) -> Imprints:
     """What comes to mind as slots, behind the head that a prompt would have with nothing before it.
 
-    `less` is added to the scores of each episode's tokens, if it has any.
+    `less` is added to the scores of each episode's tokens, if it has any; `more` in late layers.
     """
     kept = [(e.k, e.v) for e in episodes if e.k is not None and e.v is not None]
     slots, owner = _slots(
@@ -59,6 +60,8 @@ def slots_of(
     for n, x in enumerate(less):
         if x is not None:
             weight[..., owner == n] += x
+    for n, x in enumerate(more):
+        weight[..., owner == n] += _late(len(weight)) * x
     slots = replace(slots, position=position[owner] + _within(owner), source=sources[owner], weight=weight)
     # In front of the text the words around would stand where nothing is asked: only what was said goes there.
     return slots if body.has_heads else slots.pick((owner >= 0).nonzero().flatten())
@@ -86,9 +89,14 @@ def _slots(
     owner = torch.tensor(part)
     zeros, is_said = torch.zeros(len(tokens)), owner >= 0
     more = min(LATE, max(0.0, math.log(SHORT / max(int(is_said.sum()), 1))))
-    weight = (more * torch.linspace(0, 1, k.shape[0])[:, None, None] * is_said).expand(*k.shape[:3]).contiguous()
+    weight = (more * _late(k.shape[0]) * is_said).expand(*k.shape[:3]).contiguous()
     nowhere = torch.zeros(len(tokens), dtype=torch.int32)
     return Imprints(k, v, torch.tensor(tokens, dtype=torch.int32), nowhere, zeros, nowhere, weight, zeros), owner
+
+
+def _late(depth: int) -> Tensor:
+    """From the first layer to the last, (L, 1, 1)."""
+    return torch.linspace(0, 1, depth)[:, None, None]
 
 
 def read_alone(finder: Finder, tokens: Sequence[int]) -> Pair:
