@@ -1,7 +1,7 @@
 """A night writes a person into a trace alone, or into a self alone: it leans toward their own words, and toward nobody else's.
 
 One seed is one person of the test pool of `people.natural` in a short life. Nothing is imprinted: a state with no slot to point at sleeps over the
-history (`ALONE`, with a trace or a self as its only part), and the state after its last step is measured, whether or not a night would have been refused. Nats of the assistant's words against the base, in three conversations:
+history (a trace by `ALONE`, a self by `ALONE_SELF`), and the state after its last step is measured, whether or not a night would have been refused. Nats of the assistant's words against the base, in three conversations:
 
     own           the person's next conversation
     nobody's      the same under a state that slept over twelve strangers at once: what of it is the manner of being told about oneself
@@ -14,7 +14,7 @@ What one pass over the history writes into a trace, and why that belongs to nobo
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from ..identity.body import Body, body_of, frozen
 from ..identity.sleep.consolidate import unjudged
 from ..identity.sleep.items import Item, answers_item, losses
 from ..identity.sleep.lessons import Anchors, Lessons, lessons_of
-from ..identity.sleep.rule import ALONE, Part, SleepRule
+from ..identity.sleep.rule import ALONE, ALONE_SELF, Part, SleepRule
 from ..identity.speaking import living
 from ..identity.state import Identity
 from .frame.figure import COLOURS, bars
@@ -50,7 +50,9 @@ PARTS: tuple[Part, ...] = ("trace", "self")
 OWN, OTHERS, PROSE = -0.3, 0.03, 0.02
 """What is asked: nats against the base at most, the band around it, and the most that prose may cost."""
 DEPTH: dict[Size, int | None] = {"mini": 2, "quick": None, "full": None}
-STEPS: dict[Size, int] = {"mini": 1, "quick": 4, "full": ALONE.steps}
+RULES: dict[Part, SleepRule] = {"trace": ALONE, "self": ALONE_SELF}
+STEPS: dict[Size, int | None] = {"mini": 1, "quick": 4, "full": None}
+"""Of a night; None for those of its rule."""
 TEXTS: dict[Size, int] = {"mini": 1, "quick": 2, "full": 3}
 """Neutral texts that are read."""
 
@@ -92,33 +94,33 @@ class AloneLab:
         return self.night([[{"role": "user", "content": x}] for x in strangers], part, replace(rule, unrelated=others))
 
     def night(self, history: list[list[dict[str, str]]], part: Part, rule: SleepRule) -> Identity:
-        who, lessons = Identity.new(self.body.base), self.lessons(history, rule)
-        return (
-            who if lessons is None else unjudged(self.body, who, lessons, replace(rule, parts=(part,), steps=STEPS[self.size]))
-        )
+        who, lessons = Identity.new(self.body.base), self.lessons(history)
+        rule = replace(rule, parts=(part,), steps=STEPS[self.size] or rule.steps)
+        return who if lessons is None else unjudged(self.body, who, lessons, rule)
 
-    def lessons(self, history: list[list[dict[str, str]]], rule: SleepRule) -> Lessons | None:
+    def lessons(self, history: list[list[dict[str, str]]]) -> Lessons | None:
+        """What both parts learn from."""
         key = history[0][0]["content"]
         if key not in self.known:
-            some = replace(rule, statements=2) if self.size == "mini" else rule
+            some = replace(ALONE_SELF, statements=2) if self.size == "mini" else ALONE_SELF
             self.known[key] = lessons_of(history, some, self.anchors)
         return self.known[key]
 
-    def person(self, i: int, rule: SleepRule) -> Record:
+    def person(self, i: int, rules: Mapping[Part, SleepRule]) -> Record:
         with frozen(self.model):
             history = [[dict(m) for m in c] for c in self.crowd[i].history]
             items = [self.later(i), self.later(i + 1), self.later(i + 2), *self.prose]
             base = self.nats(None, items)
-            lessons, seconds = self.lessons(history, rule), dict[str, float]()
+            lessons, seconds = self.lessons(history), dict[str, float]()
             measured: Record = {
                 "name": self.crowd[i].name,
                 "base": base[0],
                 "lessons": 0 if lessons is None else len(lessons.studied),
             }
             for part in PARTS:
-                nobody = self.nobody(part, rule)
+                nobody = self.nobody(part, rules[part])
                 began = time.process_time()
-                who = self.night(history, part, rule)
+                who = self.night(history, part, rules[part])
                 seconds[part] = round(time.process_time() - began, 2)
                 states = {"own": who, "nobody": nobody, "shuffled": shuffled(who, i)}
                 measured[part] = {name: _apart(self.nats(state, items), base) for name, state in states.items()}
@@ -136,9 +138,9 @@ def _lab(size: Size, pool: NaturalPool) -> AloneLab:
     return AloneLab(size, pool)
 
 
-def run(seed: int, size: Size, pool: NaturalPool = POOL, rule: SleepRule = ALONE) -> Record:
+def run(seed: int, size: Size, pool: NaturalPool = POOL, rules: Mapping[Part, SleepRule] = RULES) -> Record:
     """One person: a trace alone and a self alone."""
-    return _lab(size, pool).person(seed, rule)
+    return _lab(size, pool).person(seed, rules)
 
 
 def of(records: Sequence[Record], part: str, what: str, state: str = "own") -> list[float]:
@@ -196,7 +198,7 @@ def planted(kind: Plant, seed: int) -> Record:
 STUDY = Study(
     claim="A night without imprints writes one person into a trace or a self: their own next conversation, and nobody else's.",
     source="Trace Tensor Attention and Self-Conditioned Attention, and what an identity promises here",
-    protocol="People of the test pool in short natural lives; a trace or a self alone sleeps over the history by the rule ALONE; nats of the assistant's words "
+    protocol="People of the test pool in short natural lives; a trace or a self alone sleeps over the history by the rules ALONE and ALONE_SELF; nats of the assistant's words "
     "against the base in the person's next conversation, in those of two others, and on neutral prose.",
     controls=(
         "two other people's next conversations",

@@ -379,12 +379,14 @@ def layer_reads(
             bias[b] = me.s.view(L, G, D)
         elif me is not None and _is_token(identity):
             k[b, :, :, m - n - 1], v[b, :, :, m - n - 1] = me.s.view(L, 2, G, D).unbind(1)
-            weight[b, :, :, m - n - 1] = 0
+            weight[b, token_layers(me.s), :, m - n - 1] = 0
         if identity.trace is not None:
             r = identity.trace.rank
             left[b, :, :, :r], signs[b, :r] = identity.trace.left.dense(), identity.trace.signs.float()
     k, v, weight, left, signs, bias = (x.to(device) for x in (k, v, weight, left, signs, bias))
-    weighs, is_biased = m > 0 and bool(weight.any()), bool(bias.any())
+    # A self may stand in some layers alone: where no row has a slot, nothing is read.
+    slots = [bool((weight[:, i] > ABSENT).any()) for i in range(L)]
+    is_biased = bool(bias.any())
     heads = [i.head if isinstance(i, Recollection) else 1 for i in identities]
     leaning = tuple(_leaning(i) for i in identities)
     contrast = leaning if any(leaning) else None
@@ -397,9 +399,9 @@ def layer_reads(
     return [
         LayerRead(
             scales[i],
-            k[:, i] if m else None,
-            v[:, i] if m else None,
-            weight[:, i] if weighs else None,
+            k[:, i] if slots[i] else None,
+            v[:, i] if slots[i] else None,
+            weight[:, i] if slots[i] and bool(weight[:, i].any()) else None,
             left[:, i] if R else None,
             signs if R else None,
             bias[:, i] if is_biased else None,
@@ -424,9 +426,14 @@ def sureness(coherence: Sequence[float]) -> float:
     return min(max(max(coherence) - SURE, 0.0), 1.0)
 
 
+def token_layers(s: Float[Tensor, "L S"]) -> list[bool]:
+    """The layers in which a self stands as a token: those where it is not zero; of a self that is zero everywhere, and about to learn, all."""
+    return s.detach().any(1).tolist() if bool(s.detach().any()) else [True] * len(s)
+
+
 def _is_token(identity: Identity) -> int:
     """1 for a self that stands as a token; one of zeros says nothing, and is not there."""
     return int(identity.self is not None and identity.self.form == "self_token" and bool(identity.self.s.any()))
 
 
-__all__ = ["LayerRead", "layer_reads", "sureness"]
+__all__ = ["LayerRead", "layer_reads", "sureness", "token_layers"]

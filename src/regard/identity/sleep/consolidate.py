@@ -28,12 +28,13 @@ from ...models.tokenizer import Tokenizer
 from ..body import Body, body_of, frozen
 from ..experience import Chat
 from ..packed import Packed
-from ..read.layer import LayerRead, layer_reads
+from ..read.layer import LayerRead, layer_reads, token_layers
 from ..state import Form, Identity, SelfState, TraceState
 from .answering import ANSWER, greedy, logs_along
 from .items import Item, item_said, losses
 from .lessons import Anchors, Lessons, lessons_of
 from .rule import SleepRule
+from .sayable import sink
 from .teaching import says
 
 EARNED = 0.02
@@ -57,7 +58,7 @@ class Draft:
         if len(imprints):
             k, v = imprints.k.dense(), x["v"] if "v" in x else imprints.v.dense()
             weight = imprints.weight if bool(imprints.weight.any()) else None
-        bias: Tensor | None = None
+        bias, stands = None, [True] * L
         s = x.get("s", None if self.base.self is None else self.base.self.s)
         form = self.form if self.base.self is None else self.base.self.form
         if s is not None and form == "key_bias":
@@ -66,6 +67,7 @@ class Draft:
             sk, sv = (y[:, :, None] for y in s.view(L, 2, G, D).unbind(1))
             k, v = (sk, sv) if k is None or v is None else (torch.cat([sk, k], 2), torch.cat([sv, v], 2))
             weight = None if weight is None else F.pad(weight, (1, 0))
+            stands = token_layers(s)
         left = x.get("left")
         signs = self.signs
         if left is None and self.base.trace is not None:
@@ -74,12 +76,17 @@ class Draft:
         def at(y: Tensor | None, i: int) -> Tensor | None:
             return None if y is None else y[None, i].to(device)
 
+        def slots(y: Tensor | None, i: int) -> Tensor | None:
+            """Without the self where it does not stand."""
+            y = None if y is None else y[i] if stands[i] else y[i][:, 1:]
+            return y[None].to(device) if y is not None and y.shape[1] else None
+
         return [
             LayerRead(
                 scales[i],
-                at(k, i),
-                at(v, i),
-                at(weight, i),
+                slots(k, i),
+                slots(v, i),
+                slots(weight, i),
                 at(left, i),
                 None if signs is None else signs[None].to(device),
                 at(bias, i),
@@ -127,6 +134,14 @@ def draft(identity: Identity, rule: SleepRule) -> Draft:
     if not leaves:
         raise StateError(f"there is nothing to consolidate: parts={rule.parts}, and no imprints are kept yet")
     return Draft(identity, {n: x.requires_grad_() for n, x in leaves.items()}, signs, form)
+
+
+def begun(body: Body, identity: Identity, tokenizer: Tokenizer, rule: SleepRule) -> Identity:
+    """Who a night begins with: where words are to be learned and there is no self, one that is a second sink."""
+    if not rule.words or identity.self is not None:
+        return identity
+    first = tokenizer.encode(tokenizer.chat([{"role": "user", "content": "?"}]))[:1]
+    return replace(identity, self=SelfState(sink(body, first), "self_token"))
 
 
 class Look(NamedTuple):
@@ -192,7 +207,8 @@ class Slept:
             return ""
         if not self.looks:
             return (
-                "the model answers no two questions with what the person stated, and a night without questions cannot be judged"
+                "the model answers no two questions with what the person stated, and a night without questions cannot be judged; or it "
+                "is to learn words, and nothing that was said is the person's"
             )
         lost = [x.loses(self.looks[0]) for x in self.looks[1:]]
         return next((x for x in lost if x), f"no state was {EARNED:.0%} nearer to the teacher on what was held back")
@@ -234,10 +250,10 @@ def consolidate(
         raise StateError("there is no history to sleep over; imprint a conversation first")
     # What the history is compared with is the base, whoever lives in the model meanwhile.
     with frozen(model), body.read([None] * body.base.depth):
-        work = draft(identity, rule)
         if lessons is None:
             lessons = lessons_of(history, rule, Anchors(body, tokenizer), lambda x: tell("asking about what was said", x))
-        if lessons is None:
+        work = draft(begun(body, identity, tokenizer, rule), rule)
+        if lessons is None or (rule.words and lessons.sayable is None):
             return identity, Slept((), 0)
         optimiser = torch.optim.Adam(_groups(work, rule))
         still = None
@@ -270,8 +286,10 @@ def consolidate(
 
 def unjudged(body: Body, identity: Identity, lessons: Lessons, rule: SleepRule) -> Identity:
     """The state after all steps of a night, whatever it lost: for studies of what is learned. Values are moved along any direction."""
+    if rule.words and lessons.sayable is None:
+        return identity
     with body.read([None] * body.base.depth):
-        work = draft(identity, rule)
+        work = draft(begun(body, identity, lessons.anchors.tokenizer, rule), rule)
         optimiser = torch.optim.Adam(_groups(work, rule))
         for step in range(rule.steps):
             _step(body, work, optimiser, lessons.of(step, rule), step / rule.steps, None)

@@ -18,8 +18,9 @@ from ..experience import Chat
 from .answering import greedy
 from .items import Item, anchor_item, answers_item, logs_at
 from .questions import Question, Questions, statements
+from .sayable import Sayable, sayable
 from .teaching import Taught, said_back, taught
-from .texts import EVERYDAY, NEUTRAL, STRANGERS
+from .texts import ASKED, EVERYDAY, NEUTRAL, STRANGERS
 
 if TYPE_CHECKING:
     from .rule import SleepRule, Unrelated
@@ -111,12 +112,20 @@ class Lessons:
     held: list[Taught]
     """Never learned from; where a statement answers several questions, one of them."""
     anchors: Anchors
+    sayable: Sayable | None = None
+    """The person's words; None where none was found, or asked for."""
 
     def of(self, step: int, rule: SleepRule) -> list[tuple[float, Item]]:
         """What one step reads, each with its weight: answers about the person, and as many items that are not about them."""
         pick = torch.Generator().manual_seed(rule.seed * 100_003 + step)
         order = torch.randperm(len(self.studied), generator=torch.Generator().manual_seed(rule.seed)).tolist()
-        mine = [self.studied[order[(step * rule.batch + i) % len(order)]].item for i in range(rule.batch)]
+        turns = range(step * rule.batch, (step + 1) * rule.batch)
+        if rule.words and self.sayable is not None:
+            listed = torch.randperm(len(ASKED), generator=torch.Generator().manual_seed(rule.seed)).tolist()
+            questions = self.anchors.questions
+            mine = [self.sayable.item(questions, listed[i % len(listed)], rule.words, pick) for i in turns]
+        else:
+            mine = [self.studied[order[i % len(order)]].item for i in turns]
         others = [
             self._unrelated(rule.unrelated[(step * (rule.batch - 1) + i) % len(rule.unrelated)], rule.firm, pick)
             for i in range(rule.batch - 1)
@@ -152,7 +161,8 @@ def lessons_of(
     again = [x for i, x in enumerate(asked) if any(y.statement == x.statement for y in (*asked[:i], *told))]
     most = min(rule.held_back, max(1, len(every) // 3), max(1, (len(asked) + 1) // 2))
     held = (again or every[-1:])[:most]
-    return Lessons([x for x in every if x not in held], held, anchors)
+    theirs = sayable(anchors.questions, history) if rule.words else None
+    return Lessons([x for x in every if x not in held], held, anchors, theirs)
 
 
 __all__ = ["Anchors", "Lessons", "lessons_of"]

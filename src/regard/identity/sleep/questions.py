@@ -105,8 +105,8 @@ class Questions:
         self.listed = [Question(*pair) for pair in ASKED]
 
     @cached_property
-    def expects(self) -> Float[Tensor, "n V"]:
-        """z of every token after the beginning of each listed answer."""
+    def logs(self) -> Float[Tensor, "n V"]:
+        """log p of every token after the beginning of each listed answer."""
         with self.body.read([None] * self.body.base.depth), torch.no_grad():
             rows = [torch.tensor(self.prompt(q), device=self.body.device) for q in self.listed]
             longest = max(map(len, rows))
@@ -115,8 +115,17 @@ class Questions:
                 hidden = self.body.hidden(torch.stack([F.pad(r, (0, longest - len(r))) for r in some]))
                 last = torch.stack([hidden[i, len(r) - 1] for i, r in enumerate(some)])
                 logs.append(self.body.head(last).float().log_softmax(-1))
-        every = torch.cat(logs)
-        return every - every.logsumexp(0) + torch.tensor(float(len(every))).log()
+        return torch.cat(logs)
+
+    @cached_property
+    def usual(self) -> Float[Tensor, " V"]:
+        """log of the mean of p over the list: how likely a token is as an answer to something personal."""
+        return self.logs.logsumexp(0) - torch.tensor(float(len(self.logs))).log()
+
+    @cached_property
+    def expects(self) -> Float[Tensor, "n V"]:
+        """z of every token after the beginning of each listed answer."""
+        return self.logs - self.usual
 
     def prompt(self, question: Question, statement: str = "") -> list[int]:
         """A chat that asks, after the statement in the same message, up to where the answer goes on."""

@@ -50,6 +50,9 @@ class SleepRule:
     held_back: int = 6
     """Questions that are never trained on: they say when to stop."""
     look_every: int = 8
+    words: float = 0.0
+    """Of the probability of an answer's first token, the share that is given to the words that are the person's (`finder.py`), instead of the
+    teacher's answers; a self that is not there yet then starts as a second sink of the last layers (`sayable.py`)."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,6 +61,8 @@ class SleepRule:
             raise SpecError(f"{self}: steps, look_every, held_back, statements and each are at least 1, and batch 2")
         if not 0 <= self.still < 1:
             raise SpecError(f"still={self.still}: it is a share of what unrelated texts read, from 0 to below 1")
+        if not 0 <= self.words < 1 or (self.words and self.parts != ("self",)):
+            raise SpecError(f"words={self.words}, parts={self.parts}: a share from 0 to below 1, and above 0 for a self alone")
         if not self.parts or set(self.parts) - {"self", "trace", "imprints"}:
             raise SpecError(f"parts={self.parts}: choose from self, trace and imprints")
         if not self.unrelated or set(self.unrelated) - {"everyday", "unanswered", "stranger"}:
@@ -76,8 +81,19 @@ ALONE = SleepRule(
     unrelated=("stranger", "unanswered", "stranger", "everyday"),
     firm=3.0,
 )
-"""For a self or a trace without imprints: they act everywhere, so they learn faster and are held more firmly, above all to what the base says to
+"""For a trace without imprints, or with a self beside it: they act everywhere, so they learn faster and are held more firmly, above all to what the base says to
 others who ask about themselves: what all of these have in common is a manner, and nobody's."""
 
+ALONE_SELF = SleepRule(
+    parts=("self",),
+    steps=48,
+    self_rate=0.02,
+    batch=4,
+    calm=2.0,
+    unrelated=("stranger", "everyday", "stranger", "unanswered"),
+    words=0.08,
+)
+"""For a self without imprints: it learns which words are the person's, and to say them where something personal is answered."""
 
-__all__ = ["ALONE", "Part", "SleepRule"]
+
+__all__ = ["ALONE", "ALONE_SELF", "Part", "SleepRule"]

@@ -20,7 +20,7 @@ from ...identity.sleep.answering import greedy
 from ...identity.sleep.consolidate import consolidate
 from ...identity.sleep.items import Item, anchor_item, answers_item, losses
 from ...identity.sleep.lessons import Anchors, lessons_of
-from ...identity.sleep.rule import ALONE, Part, SleepRule
+from ...identity.sleep.rule import ALONE, ALONE_SELF, Part, SleepRule
 from ...identity.speaking import living
 from ...identity.state import Identity, SelfState, TraceState
 from ...identity.write.imprints import DEFAULT, KEEPERS
@@ -149,11 +149,12 @@ class Lab:
 
     def asleep(self, e: Experience, me: Person, other: Person, mine: Item, theirs: Item, seed: int) -> Record:
         chat = [m for c in me.history for m in c]
-        lessons = lessons_of(me.history, SleepRule(), self.anchors)
+        lessons = lessons_of(me.history, ALONE_SELF, self.anchors)
         measured: Record = {}
 
         def slept(name: str, start: Identity, parts: tuple[Part, ...]) -> Identity:
-            rule = replace(SleepRule() if "imprints" in parts else ALONE, parts=parts, seed=seed)
+            alone = ALONE_SELF if parts == ("self",) else ALONE
+            rule = replace(SleepRule() if "imprints" in parts else alone, parts=parts, seed=seed)
             rule = rule if self.plan.steps is None else replace(rule, steps=self.plan.steps)
             after, outcome = consolidate(self.model, start, me.history, self.tokenizer, rule, lessons=lessons)
             broken = not name.startswith("imprints")
