@@ -73,7 +73,7 @@ def build_identities(folder: Path, screen: Screen) -> Path | None:
         )
         foot = f"{_foot()} SmolLM2-135M-Instruct. These measurements took {time.perf_counter() - start:.0f} s."
         links = [
-            Link("The evidence: docs/identity.md", "../docs/identity.md"),
+            Link("The evidence: docs/identity_measured.md", "../docs/identity_measured.md"),
             Link("The attention operator behind it, measured", OPERATOR),
         ]
         text = render(two_page.TITLE, two_page.lead(found), two_page.sections(found), foot, Path(pictures), links)

@@ -146,7 +146,7 @@ def sections(two: Two) -> list[Section]:
         Section(
             "What this page does not show",
             f"{len(two.crowd)} people and {sum(p.questions for p in two.crowd)} questions are few, and people who were made up are not people. How identities do with intervals, beside "
-            "retrieval, and where they fail is in docs/identity.md and docs/studies.md.",
+            "retrieval, and where they fail is in docs/identity_measured.md and docs/studies.md.",
             [],
         ),
     ]

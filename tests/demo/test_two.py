@@ -72,7 +72,7 @@ def test_the_page_shows_both_answers_and_escapes_what_a_model_says() -> None:
     assert "&lt;Mochi&gt;" in text
     assert "<b>Mara" in text
     assert "<Mochi>" not in text
-    assert "docs/identity.md" in text
+    assert "docs/identity_measured.md" in text
     assert "Mara asks, and had told: Mochi." in text
     assert "nobody looked at answers first" in text
     assert "nobody was left out" in text

@@ -7,7 +7,7 @@ better: own − base is what the state is worth, and the share of the gain sets 
 Controls: the same state read in the next conversation of the next person (another's), its values shuffled among its keys, and a random
 state of the same spectrum. Damage is measured on neutral texts.
 
-The same people with every budget, forty of them and all kinds of sleep took a night; their table is in docs/identity.md.
+The same people with every budget, forty of them and all kinds of sleep took a night; their table is in docs/identity_measured.md.
 """
 
 from __future__ import annotations

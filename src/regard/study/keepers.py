@@ -5,7 +5,7 @@ once by SmolLM2, a keeper chooses 6, 12.5, 25 or 50% of its tokens, and they are
 conversation, and in the writer's own words on a later page. The number is the share of what the whole history in context gives.
 
 The peers choose one set of tokens for all heads, as an imprint needs it (`identity/write/peers.py`). Control: another person's imprints.
-Settings were chosen on the pools "train" and "choose"; docs/identity.md has what was tried.
+Settings were chosen on the pools "train" and "choose"; docs/identity_tried.md has what was tried.
 """
 
 from __future__ import annotations

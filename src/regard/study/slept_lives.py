@@ -64,7 +64,7 @@ STATES = (
     "another's all",
 )
 FAST, SLEPT, FITTED = 0.7, 0.88, 0.8
-"""Shares of the in-context gain that are asked for; values that are fitted in closed form lose to those that are opened (docs/identity.md), and are no state here."""
+"""Shares of the in-context gain that are asked for; values that are fitted in closed form lose to those that are opened (docs/identity_tried.md), and are no state here."""
 
 
 @dataclass(frozen=True)

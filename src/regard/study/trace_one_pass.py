@@ -21,7 +21,7 @@ Tried on three people of the training pool, nats end to end: λ of 1 gave own �
 +0.05. Fitted on the test itself and read in all layers (one person, λ of 0.01): own +0.01, another's +0.10, neutral +0.19.
 
 What a trace is good for is measured elsewhere: down the gradient of surprise it leans toward a person (−0.31 nats,
-docs/identity.md), and one S for all people helps to read slots (docs/maths.md).
+docs/identity_measured.md), and one S for all people helps to read slots (docs/maths.md).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from .finding import Finder
 
 LATE, SHORT = 1.0, 84
 """Nats by which the last layer looks more at what came to mind, at most, the first not at all, those between in proportion (`write/imprints.py`); and
-tokens from which on nothing is added, as what is long is looked at anyway: log(SHORT / tokens) where that is less (docs/identity.md)."""
+tokens from which on nothing is added, as what is long is looked at anyway: log(SHORT / tokens) where that is less (docs/episodes.md)."""
 REMADE = 16
 """Episodes whose keys and values are held in memory after they came to mind."""
 

@@ -40,7 +40,7 @@ class Rule:
     merge: bool = False
     episodes: bool | Literal["kept"] = True
     """Whether what was said is written whole as well, to come to mind when a prompt asks for it; "kept": with the keys and values that are read then,
-    which otherwise are made again (docs/identity.md says what either costs)."""
+    which otherwise are made again (docs/episodes.md says what either costs)."""
     trace: TraceRule | None = None
     self: SelfRule | None = None
     seed: int = 0
