@@ -15,7 +15,7 @@ from regard.identity.episodes import Episode
 from regard.identity.packed import Packed
 from regard.identity.read.finding import finder_of
 from regard.identity.read.focus import FOCUS, focus
-from regard.identity.read.layer import SURE, sureness
+from regard.identity.read.recall import SURE, sureness
 from regard.identity.read.slots import slots_of
 from regard.models.base import Model
 

@@ -347,11 +347,15 @@ def test_recall_counts_the_answers_that_contain_the_value(monkeypatch: pytest.Mo
         assert contains(prompt, person.facts[q.fact].value)
 
 
-@pytest.mark.parametrize("pool", ["first", "second"])
-def test_people_written_by_hand_told_what_they_are_asked_and_were_answered_by_another(pool: WrittenPool) -> None:
+@pytest.mark.parametrize(
+    ("pool", "people", "everyday"), [("first", 8, 64), ("second", 8, 64), ("third", 10, 64), ("many", 60, 240)]
+)
+def test_people_written_by_hand_told_what_they_are_asked_and_were_answered_by_another(
+    pool: WrittenPool, people: int, everyday: int
+) -> None:
     crowd = written(pool)
-    assert len(crowd) == 8
-    assert len(set(written_everyday(pool))) == 64
+    assert len(crowd) == people
+    assert len(set(written_everyday(pool))) == everyday
     for person in crowd:
         for conversation in person.history:
             assert [m["role"] for m in conversation] == [("user", "assistant")[n % 2] for n in range(len(conversation))]

@@ -293,7 +293,9 @@ class Recollection(Identity):
     chosen: tuple[int, ...] = ()
     """Which episodes came to mind, in the order in which they stand."""
     coherence: tuple[float, ...] = ()
-    """Of each of these with the prompt; of the best that was refused, where none came."""
+    """Log-odds that each of these answers the prompt, 0 where that is just enough; of the best that was refused, where none came."""
+    sure: float = 0.0
+    """From 0 to 1: that what came was asked for."""
     beside: Identity | None = None
     """Whom the words lean away from: the same prompt with nothing to speak of in the stead of what came; None for the model by itself."""
 

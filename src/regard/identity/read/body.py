@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ...errors import CombinationError, RegardWarning, ShapeError
 from ...geometry import Dot
-from ...models.base import CausalModel, Model, walk
-from ...nn import overridden
+from ...models.base import CausalModel, Model, cached_length, walk
+from ...nn import Cache, overridden
 from ..state import Base
 from .layer import LayerRead, _turns  # pyright: ignore[reportPrivateUsage]
 
@@ -176,6 +176,15 @@ class OwnBody(Body):
         with self._watching(layers.stop) as seen:
             walk(model.blocks[: layers.stop], model.start(texts), model.rule(), None, None, None)
         return torch.stack(seen["k"][layers.start :], 1)
+
+    def onward(self, tokens: Sequence[int], caches: tuple[Cache, ...]) -> tuple[Float[Tensor, "N M"], tuple[Cache, ...]]:
+        """A text that goes on from these caches, through as many layers as there are: what the last leaves of each token, and the caches then."""
+        model, at = self.causal, cached_length(caches, len(caches))
+        self.expect_room(at + len(tokens))
+        ids = torch.tensor([list(tokens)], device=self.device)
+        way = walk(model.blocks[: len(caches)], model.start(ids, at), model.rule(), caches, None, None)
+        assert way.caches is not None
+        return way.x[0], way.caches
 
     @contextmanager
     def _watching(self, count: int) -> Generator[dict[str, list[Tensor]]]:

@@ -61,9 +61,6 @@ CONTRAST = 0.5
 94 questions whose right turn came (written by hand, visitor, fresh, choose: 34, 19, 19, 22), right greedy answers and nats: away from the model by itself by ½
 31 (7, 4, 8, 12), 3.06; away from `NOTHING` by ½ 40 (9, 5, 12, 14), 3.00, by ¾ 42, 3.00; from a greeting in its stead by ½ 38, 3.01; from things that
 people tell, which are no nothing, 35, 3.03; by 1 and no word that is 20 times less likely than another 43."""
-SURE = 1.0
-"""Coherence from which on words lean and the best sentence is looked at more, in full from 1 above it: of 672 everyday questions of four pools 9 bring something to mind, at up to 1.3; right questions of
-the same people have a median of 1.4 to 3.9."""
 ABSENT = -1e4
 """The log weight of a slot that a row of the batch does not have: exp of it is 0 in every dtype."""
 
@@ -418,12 +415,7 @@ def _leaning(identity: Identity | None) -> float:
     """How far somebody's words lean away from the model's own: as far as it is sure that what came to mind was asked for."""
     if not isinstance(identity, Recollection) or not identity.chosen:
         return 0.0
-    return CONTRAST * sureness(identity.coherence)
-
-
-def sureness(coherence: Sequence[float]) -> float:
-    """From 0 to 1: that what came to mind was asked for."""
-    return min(max(max(coherence) - SURE, 0.0), 1.0)
+    return CONTRAST * identity.sure
 
 
 def token_layers(s: Float[Tensor, "L S"]) -> list[bool]:
@@ -436,4 +428,4 @@ def _is_token(identity: Identity) -> int:
     return int(identity.self is not None and identity.self.form == "self_token" and bool(identity.self.s.any()))
 
 
-__all__ = ["LayerRead", "layer_reads", "sureness", "token_layers"]
+__all__ = ["LayerRead", "layer_reads", "token_layers"]

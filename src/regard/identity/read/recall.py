@@ -22,9 +22,9 @@ from ...models.tokenizer import Tokenizer
 from ..body import body_of
 from ..state import Identity, Imprints, Recollection
 from .about import asks_listener
+from .answering import answering_for, looked_at
 from .finding import Finder, finder_of
 from .focus import focus
-from .layer import sureness
 from .scores import scored
 from .slots import nothing_told, slots_of
 
@@ -39,6 +39,10 @@ MOST = 3
 """Episodes that come to mind at once at most, a listener's question and the answer to it counted as one."""
 THRESHOLD = {True: 0.0, False: 0.0}
 """Coherence below which nothing comes to mind, with an encoder of meanings and without."""
+
+SURE = 1.0
+"""Coherence from which on words lean and the best sentence is looked at more, in full from 1 above it: of 672 everyday questions of four pools 9 bring something to mind, at up to 1.3; right questions of
+the same people have a median of 1.4 to 3.9."""
 
 
 def recall(
@@ -70,15 +74,20 @@ def recall(
     text = about or tokenizer.decode(asked)
     scores = scored(finder, identity.episodes, asked, text)
     readable = HEARD if asks_listener(text) else SLOTS
-    chosen = scores.chosen(most, readable - len(finder.frame.before) - len(finder.frame.after))
-    if not chosen or scores.best(most) < THRESHOLD[scores.has_meanings]:
-        # Nobody asked: imprints stay silent, and the answer is what it would be without them.
-        return _recollection(identity, Imprints.none(identity.base), (), (scores.best(most),))
+    room = readable - len(finder.frame.before) - len(finder.frame.after)
+    best, looks = scores.best(most) - THRESHOLD[scores.has_meanings], None
+    if best >= 0 and (answering := answering_for(body)) is not None:
+        looks = looked_at(finder, scores, answering, asked, prompt)
+        best = looks.best
+    chosen = [] if best < 0 else (looks or scores).chosen(most, room)
+    if not chosen:
+        # Nobody asked, or nothing that was told answers: imprints stay silent, and the answer is what it would be without them.
+        return _recollection(identity, Imprints.none(identity.base), (), (best,))
     turns = [i for unit in chosen for i in scores.units[unit]]
     less = scores.taken_back(turns, asked, tokenizer)
     came = [identity.episodes[i] for i in turns]
-    coherence = tuple(float(scores.coherence[u]) for u in chosen)
-    sure = sureness(coherence)
+    coherence = tuple(float(scores.coherence[u]) if looks is None else looks.odds[u] for u in chosen)
+    sure = sureness(coherence) if looks is None else min(best, 1.0)
     more = [] if scores.asked is None else [sure * x for x in focus(came, scores.asked, tokenizer)]
     slots = slots_of(body, finder, identity, came, prompt, less, more)
     if identity.life.sleeps:
@@ -87,11 +96,16 @@ def recall(
         worth = identity.imprints.worth
         room = max(0, min(len(worth), readable - len(slots)))
         slots = identity.imprints.pick(worth.topk(room).indices.sort().values).joined(slots)
-    mind = _recollection(identity, slots, tuple(turns), coherence)
+    mind = replace(_recollection(identity, slots, tuple(turns), coherence), sure=sure)
     if not body.has_heads:
         return mind
     head = finder.frame.head_of(prompt)
     return replace(mind, head=head, beside=_nobody(finder, identity, prompt, head) if finder.nothing else None)
+
+
+def sureness(coherence: Sequence[float]) -> float:
+    """From 0 to 1: that what came to mind was asked for."""
+    return min(max(max(coherence) - SURE, 0.0), 1.0)
 
 
 def _nobody(finder: Finder, identity: Identity, prompt: Sequence[int], head: int) -> Identity:
@@ -108,4 +122,4 @@ def _recollection(
     return Recollection(**parts, imprints=imprints, chosen=chosen, coherence=coherence)
 
 
-__all__ = ["recall", "scored"]
+__all__ = ["recall", "scored", "sureness"]

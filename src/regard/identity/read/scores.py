@@ -106,7 +106,7 @@ class Scores:
         if self.beside is not None:
             order.insert(1, self.beside)
         for u in order:
-            said, is_beside = self._newest(u), u == self.beside
+            said, is_beside = self.newest(u), u == self.beside
             size = sum(len(self.episodes[i]) + 1 for i in self.units[said])
             if (
                 len(chosen) < most
@@ -123,7 +123,7 @@ class Scores:
         first = self.rank.topk(min(len(self.units), FIRST)).indices.tolist()
         out: list[Tensor | None] = []
         for i in turns:
-            old = [u for u in self.newer if i in self.units[self._newest(u)]]
+            old = [u for u in self.newer if i in self.units[self.newest(u)]]
             others = [self._said(u) for u in first if u not in old and i not in self.units[u]]
             turn = self.episodes[i].tokens.tolist()
             out.append(taken_back(turn, [self._said(u) for u in old], others, asked, tokenizer) if old else None)
@@ -132,7 +132,7 @@ class Scores:
     def _said(self, unit: int) -> list[int]:
         return [t for i in self.units[unit] for t in self.episodes[i].tokens.tolist()]
 
-    def _newest(self, unit: int) -> int:
+    def newest(self, unit: int) -> int:
         # What corrects is younger than what it corrects, so this ends.
         while unit in self.newer:
             unit = self.newer[unit]
