@@ -1,7 +1,7 @@
 """What was settled on made-up people holds for people whom somebody wrote by hand, without knowing the rules.
 
-One seed is one person of the second pool of `people.written`: no grammar made them, and nothing was chosen on them. They were opened for this study
-alone, once, when everything was settled on seven pools of `people.natural`, on the first pool and on LongMemEval's first 96 histories.
+One seed is one person of the third pool of `people.written`: no grammar made them, and nothing was chosen on them. They were opened for this study
+alone, once, when everything was settled on seven pools of `people.natural` and on the other pools of `people.written`.
 SmolLM2 writes their episodes and is asked their questions in a fresh chat, greedily and in nats of the accepted answer: with nothing, with
 the history in the context, with one and three turns as text by BM25 and by MiniLM, the turn that says it, episodes, and another person's.
 
@@ -33,8 +33,8 @@ from .tasks.pretrained import smollm2
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PEOPLE = 8
-POOL: WrittenPool = "second"
+PEOPLE = 10
+POOL: WrittenPool = "third"
 STATES = (
     "nothing", "history in context", "BM25, 1 turn", "BM25, 3 turns", "MiniLM, 1 turn", "MiniLM, 3 turns", "the right turn",
     "episodes", "another's episodes",
@@ -211,7 +211,7 @@ def planted(kind: Plant, seed: int) -> Record:
 STUDY = Study(
     claim="Of people whom another author wrote by hand, and on whom nothing was chosen, what a prompt brings to mind is theirs, answers better than retrieval as text, and comes only when asked for.",
     source="what an identity promises here",
-    protocol=f"Eight people written by hand, opened once; SmolLM2 writes their episodes and answers {PLANS['full'].questions} questions in a fresh chat, greedily and in nats of the accepted answer, under nine states, and 64 everyday questions.",
+    protocol=f"Ten people written by hand, opened once; SmolLM2 writes their episodes and answers {PLANS['full'].questions} questions in a fresh chat, greedily and in nats of the accepted answer, under nine states, and 64 everyday questions.",
     controls=(
         "another person's episodes",
         "the turn of another question (shuffled)",

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...identity.body import body_of
 from ...identity.experience import Chat, Experience, observe, tokenised
+from ...identity.read.answering import answering_for, looked_at
 from ...identity.read.body import OwnBody
 from ...identity.read.finding import finder_of
 from ...identity.read.recall import recall
@@ -235,11 +236,16 @@ class Written:
         return [self.places[i] for i in mind.chosen] if isinstance(mind, Recollection) else []
 
     def ranking(self, examiner: Examiner, question: str) -> list[list[Turn]]:
-        """Where the units of this life were said, the fittest first, whether or not they cohere."""
+        """Where the units of this life were said, the fittest first, whether or not they cohere; those that are looked at by how surely they answer."""
         finder = finder_of(examiner.body, examiner.tokenizer)
         asked = examiner.tokenizer.encode(question, bos=False)
         scores = scored(finder, self.identity.episodes, asked, question)
-        return [[self.places[i] for i in scores.units[u]] for u in scores.rank.argsort(descending=True).tolist()]
+        order = scores.rank.argsort(descending=True).tolist()
+        if (answering := answering_for(examiner.body)) is not None:
+            prompt = examiner.prompt([{"role": "user", "content": question}])
+            odds = looked_at(finder, scores, answering, asked, prompt).odds
+            order = [*sorted(odds, key=lambda u: -odds[u]), *(u for u in order if u not in odds)]
+        return [[self.places[i] for i in scores.units[u]] for u in order]
 
 
 def rank_of(ranking: Sequence[Sequence[Turn]], turns: Sequence[Turn]) -> int:
