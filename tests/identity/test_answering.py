@@ -111,7 +111,7 @@ def scores_of(sizes: list[int], newer: dict[int, int] | None = None, beside: int
 
 
 def test_the_surest_come_in_the_order_in_which_they_were_said() -> None:
-    looked = LookedAt(scores_of([9, 9, 9]), {0: 1.0, 1: 0.4, 2: 2.0})
+    looked = LookedAt(scores_of([9, 9, 9]), {0: 3.0 - answering.CLOSE + 0.1, 1: 3.0 - answering.CLOSE - 0.1, 2: 3.0})
     assert looked.chosen(3, 100) == [0, 2]
     assert looked.chosen(1, 100) == [2]
     assert LookedAt(scores_of([9, 9]), {0: 0.1, 1: -0.1}).chosen(3, 100) == [0], "what does not answer stays away, however near"
