@@ -83,12 +83,13 @@ def hidden_behind(
     held: OrderedDict[tuple[int, ...], tuple[Cache, ...]] = body.made.setdefault("begun", OrderedDict())
     begin = (*head, *before)
     with torch.no_grad(), body.read([None] * body.base.depth):
-        if begin not in held:
-            held[begin] = body.onward(begin, tuple(Cache() for _ in range(depth)))[1]
+        begun = held.get(begin)
+        if begun is None:
+            begun = held[begin] = body.onward(begin, tuple(Cache() for _ in range(depth)))[1]
             while len(held) > BEGUN:
                 held.popitem(last=False)
         tokens = [*finder.frame.read(said, prompt)[0][len(before) :], *asked]
-        return body.onward(tokens, held[begin])[0][len(tokens) - len(asked) :]
+        return body.onward(tokens, begun)[0][len(tokens) - len(asked) :]
 
 
 @dataclass(frozen=True, eq=False)
