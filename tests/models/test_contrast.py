@@ -38,7 +38,7 @@ def mind(model: Model, seed: int = 1, beside: Identity | None = None) -> Recolle
     """Somebody to whom something has come."""
     someone = lives.someone(base_of(model), seed, rank=2)
     parts = {f.name: getattr(someone, f.name) for f in fields(Identity) if f.name != "episodes"}
-    return Recollection(**parts, head=1, chosen=(0,), coherence=(2.0,), beside=beside)
+    return Recollection(**parts, head=1, chosen=(0,), coherence=(2.0,), sure=1.0, beside=beside)
 
 
 def held_against_another(model: Model) -> Recollection:
@@ -81,10 +81,10 @@ def test_only_what_came_to_mind_leans_by_itself(model: Model):
     assert said(model, None, PROMPTS[0], 2.0)[0] == defined(model, None, PROMPTS[0], 0.0)
 
 
-@pytest.mark.parametrize(("coherence", "share"), [(0.2, 0.0), (1.0, 0.0), (1.5, 0.5), (7.0, 1.0)])
-def test_words_lean_as_far_as_it_is_sure_that_they_were_asked_for(model: Model, coherence: float, share: float):
-    who = replace(mind(model), coherence=(0.1, coherence), chosen=(0, 1))
-    assert said(model, who, PROMPTS[0])[0] == defined(model, who, PROMPTS[0], share * CONTRAST)
+@pytest.mark.parametrize("sure", [0.0, 0.5, 1.0])
+def test_words_lean_as_far_as_it_is_sure_that_they_were_asked_for(model: Model, sure: float):
+    who = replace(mind(model), sure=sure)
+    assert said(model, who, PROMPTS[0])[0] == defined(model, who, PROMPTS[0], sure * CONTRAST)
     assert said(model, who, PROMPTS[0], 2.0)[0] == defined(model, who, PROMPTS[0], 2.0)
 
 

@@ -51,7 +51,7 @@ def written(run: PlainRun) -> list[Piece]:
 def recollected(identity: Identity, head: int, chosen: tuple[int, ...] = ()) -> Identity:
     """As if its imprints had come to mind at a prompt with a head of so many tokens; with an episode its words are contrasted."""
     parts = {f.name: getattr(identity, f.name) for f in fields(Identity) if f.name != "episodes"}
-    return Recollection(**parts, head=head, chosen=chosen, coherence=(2.0,) * len(chosen))
+    return Recollection(**parts, head=head, chosen=chosen, coherence=(2.0,) * len(chosen), sure=float(bool(chosen)))
 
 
 def people(model: Model) -> dict[str, Identity | None]:
