@@ -95,7 +95,7 @@ def test_log_odds_are_those_of_the_mean_of_rows_of_one_length() -> None:
     assert a.odds(torch.zeros(2, 2), 0.0, 0.0) == 2.0, "nothing that is no number"
 
 
-def scores_of(sizes: list[int], corrects: dict[tuple[int, int], float] | None = None) -> Scores:
+def scores_of(sizes: list[int], newer: dict[int, int] | None = None, beside: int | None = None) -> Scores:
     """Units of so many tokens, the first in rank first."""
 
     class Said:
@@ -107,7 +107,7 @@ def scores_of(sizes: list[int], corrects: dict[tuple[int, int], float] | None = 
 
     rank = -torch.arange(len(sizes)).float()
     said = [Said(n) for n in sizes]
-    return Scores(said, [(i,) for i in range(len(sizes))], rank, rank, True, {}, corrects=corrects or {})  # pyright: ignore
+    return Scores(said, [(i,) for i in range(len(sizes))], rank, rank, True, newer or {}, beside)  # pyright: ignore
 
 
 def test_the_surest_come_in_the_order_in_which_they_were_said() -> None:
@@ -128,34 +128,11 @@ def test_there_is_room_for_the_surest_at_least() -> None:
     assert LookedAt(scores_of([500]), {0: 1.0}).chosen(3, 60) == [0]
 
 
-def by_odds(odds: float) -> float:
-    """How surely a younger unit says an older one anew, where both answer alike at 2, for it to correct it by these log-odds."""
-    return (odds - answering.BIAS - answering.ANSWERS * (2.0 + answering.ANSWERED)) / answering.ANEW
-
-
-def test_what_corrects_comes_in_the_stead_of_what_it_corrects() -> None:
-    both = {0: 2.0, 1: 2.0}
-    replaced = LookedAt(scores_of([9, 9], {(0, 1): by_odds(answering.REPLACED + 0.1)}), both)
-    assert replaced.newer == {0: 1}
-    assert replaced.chosen(3, 100) == [1]
-    may = LookedAt(scores_of([9, 9], {(0, 1): by_odds(answering.MAY + 0.1)}), {0: 2.0, 1: 2.0})
-    assert may.newer == {}
-    assert may.chosen(3, 100) == [0, 1]
-    assert LookedAt(scores_of([9, 9], {(0, 1): 9.0}), {0: 2.0}).chosen(3, 100) == [0], "what was not looked at corrects nothing"
-
-
-def test_what_may_correct_comes_beside_however_far_behind_and_the_surest_first_where_there_is_little_room() -> None:
-    odds = {0: 4.0, 1: 4.0 - answering.CLOSE - 1}
-    said = (answering.MAY + 0.1 - answering.BIAS - answering.ALIKE * (odds[1] - odds[0]) - answering.ANSWERS * (odds[1] + answering.ANSWERED)) / answering.ANEW  # fmt: skip
-    may = LookedAt(scores_of([50, 50], {(0, 1): said}), odds)
-    assert may.chosen(3, 200) == [0, 1]
-    assert may.chosen(3, 60) == [0]
-    assert LookedAt(scores_of([50, 50]), odds).chosen(3, 200) == [0]
-
-
-def test_what_says_the_very_same_corrects_nothing() -> None:
-    same = LookedAt(scores_of([9, 9], {(0, 1): -float("inf")}), {0: 2.0, 1: 2.0})
-    assert same.newer == {}
+def test_what_corrects_comes_in_the_stead_of_what_it_corrects_where_it_answers_nearly_as_surely() -> None:
+    near, far = 2.0 - answering.NEWER + 0.1, 2.0 - answering.NEWER - 0.1
+    assert LookedAt(scores_of([9, 9], {0: 1}), {0: 2.0, 1: near}).chosen(3, 100) == [1]
+    assert LookedAt(scores_of([9, 9], {0: 1}), {0: 2.0, 1: far}).chosen(1, 100) == [0]
+    assert LookedAt(scores_of([9, 9], {0: 1}), {0: 2.0}).chosen(3, 100) == [0], "what was not looked at corrects nothing"
 
 
 @pytest.mark.parametrize(("bias", "comes"), [(1.0, True), (answering.ANSWERED - 2, False)])

@@ -14,11 +14,10 @@ has it, for one base; on another, rank and coherence alone decide.
 from __future__ import annotations
 
 import json
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -42,14 +41,8 @@ questions that have an answer 6, 8 and 11% and 2, 2 and 4% are refused; of those
 CLOSE = 2.0
 """How far behind the surest others may stand and come to mind with it. Right greedy answers of 293 questions (three pools by hand, one made up): 142
 before, 153 by 0.7 and 150 by 2, which costs 0.04 nats less."""
-ALIKE, ANSWERS, ANEW, BIAS, LEAST = 0.26, 0.17, 0.38, 0.42, -8.0
-"""Log-odds that a younger unit corrects an older one: how much more surely it answers, how surely, and those that it says anew (`updates`), at least
-`LEAST`. A logistic regression over 92 corrected units and 987 that were the right ones, of thirteen pools; AUROC .84, by `updates` alone .82."""
-REPLACED, MAY = -0.8, -1.75
-"""Log-odds from which on what is corrected stays away, and from which on what may correct the surest comes beside it.
-
-Each pool left out in its turn, among the first four the unit with the latest word first, people written by hand and made-up ones: 56 of 158 and 95 of
-113 without this, 76 and 102 by −0.75, 91 and 102 by −1.5; of all questions 384 of 584 and 441 of 538, 385 and 433, 383 and 412."""
+NEWER = 1.5
+"""How much less surely what corrects may answer than what it corrects, and come in its stead."""
 BEGUN = 4
 """Heads of prompts whose keys and values are held in memory."""
 
@@ -105,50 +98,34 @@ class LookedAt:
         return max(self.odds.values())
 
     def chosen(self, most: int, room: int) -> list[int]:
-        """What answers, oldest first; nothing where nothing does. What is corrected stays away, and what may correct the surest comes beside it."""
-        if self.best < 0:
-            return []
-        close = [u for u in self.odds if self.odds[u] >= max(0.0, self.best - CLOSE)]
-        order = sorted(close, key=lambda u: -self.odds[u])
-        correcting, younger = self._corrects(order[0])
-        if correcting > MAY:
-            order.insert(0 if correcting > REPLACED else 1, younger)
+        """What answers, oldest first; nothing where nothing does. What is corrected stays away if what corrects it answers nearly as surely."""
         chosen: list[int] = []
-        for u in order:
-            size = sum(len(self.scores.episodes[i]) + 1 for i in self.scores.units[u])
-            if u not in chosen and self.newer.get(u) not in chosen and len(chosen) < most and (size <= room or not chosen):
-                chosen.append(u)
+        for u in sorted(self.odds, key=lambda u: -self.odds[u]):
+            said = self._newest(u)
+            size = sum(len(self.scores.episodes[i]) + 1 for i in self.scores.units[said])
+            answers = self.odds[u] >= max(0.0, self.best - CLOSE)
+            if answers and said not in chosen and len(chosen) < most and (size <= room or not chosen):
+                chosen.append(said)
                 room -= size
         return sorted(chosen)
 
-    @cached_property
-    def newer(self) -> dict[int, int]:
-        """Of each unit that is corrected, the one that does so surest."""
-        surest = {u: self._corrects(u) for u in self.odds}
-        return {u: younger for u, (odds, younger) in surest.items() if odds > REPLACED}
-
-    def _corrects(self, older: int) -> tuple[float, int]:
-        """The log-odds of what corrects a unit surest, and what that is: what answers as well, was said later, and says it anew."""
-        every = [
-            (ALIKE * (self.odds[y] - self.odds[o]) + ANSWERS * (self.odds[y] + ANSWERED) + ANEW * max(said, LEAST) + BIAS, y)
-            for (o, y), said in self.scores.corrects.items()
-            if o == older and y in self.odds
-        ]
-        return max(every, default=(-math.inf, -1))
+    def _newest(self, unit: int) -> int:
+        while (newer := self.scores.newer.get(unit)) in self.odds and self.odds[newer] >= self.odds[unit] - NEWER:
+            unit = newer
+        return unit
 
 
 def looked_at(finder: Finder, scores: Scores, answering: Answering, asked: Sequence[int], prompt: Sequence[int]) -> LookedAt:
     """The first in rank, what corrects them and what may correct the first, each with the question behind it."""
     first = scores.rank.topk(min(LOOKS, len(scores.units))).indices.tolist()
-    others = [*scores.newer.values(), *([] if scores.beside is None else [scores.beside])]
+    others = [scores.newest(u) for u in first] + ([] if scores.beside is None else [scores.beside])
     odds = dict[int, float]()
     for u in dict.fromkeys([*first, *others]):
         said = [scores.episodes[i].tokens.tolist() for i in scores.units[u]]
         hidden = hidden_behind(finder, said, asked, prompt, answering.depth)
         behind = float(scores.rank[u] - scores.rank.max())
         odds[u] = answering.odds(hidden, behind, float(scores.coherence[u])) - ANSWERED
-    looked = LookedAt(scores, odds)
-    return replace(looked, scores=replace(scores, newer=looked.newer))
+    return LookedAt(scores, odds)
 
 
 @lru_cache(maxsize=1)

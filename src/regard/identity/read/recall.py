@@ -78,7 +78,7 @@ def recall(
     best, looks = scores.best(most) - THRESHOLD[scores.has_meanings], None
     if best >= 0 and (answering := answering_for(body)) is not None:
         looks = looked_at(finder, scores, answering, asked, prompt)
-        scores, best = looks.scores, looks.best
+        best = looks.best
     chosen = [] if best < 0 else (looks or scores).chosen(most, room)
     if not chosen:
         # Nobody asked, or nothing that was told answers: imprints stay silent, and the answer is what it would be without them.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -88,8 +88,6 @@ class Scores:
     """Of a unit that is corrected by a younger one, that one (`updates`)."""
     beside: int | None = None
     """What may correct the first in rank."""
-    corrects: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-    """Log-odds that the younger of two says anew what the older said (`updates`)."""
     asked: Float[Tensor, " W"] | None = None
     """What the question means, less what all questions about a life have in common."""
 
@@ -180,16 +178,15 @@ def scored(finder: Finder, episodes: Sequence[Episode], asked: Sequence[int], te
         + weights.margin * _margin(rank)
     )
     newer, beside, sought_for = dict[int, int](), None, None
-    corrects = dict[tuple[int, int], float]()
     if known is not None and meaning is not None:
         sought_for = meaning[0] - known.mean
         first = rank.topk(min(count, FIRST)).indices.tolist()
         updates = Updates(index, rank, sought_for, rare, known.change, first)
-        newer, beside, corrects = updates.found(), updates.beside(), updates.odds
+        newer, beside = updates.found(), updates.beside()
         for older in sorted(newer):
             # Whoever asks for the one asks for the other.
             coherence[newer[older]] = torch.maximum(coherence[newer[older]], coherence[older])
-    return Scores(episodes, index.units, rank, coherence, known is not None, newer, beside, corrects, sought_for)
+    return Scores(episodes, index.units, rank, coherence, known is not None, newer, beside, sought_for)
 
 
 def _by_keys(asked: Float[Tensor, "n W"], index: Index, some: Sequence[int]) -> tuple[Float[Tensor, " U"], Float[Tensor, " U"]]:

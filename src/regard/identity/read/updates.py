@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,12 +65,6 @@ class Updates:
     first: Sequence[int]
     """Units that are compared, the fittest first."""
 
-    @cached_property
-    def odds(self) -> dict[tuple[int, int], float]:
-        """Log-odds that the younger of two says anew what the older said, of the first in rank and all that may correct them."""
-        pairs = [(o, y) for o in self.first[:OLDER] for y in self.first if y > o and self._told[o] and self._told[y]]
-        return {pair: self._odds(*pair) for pair in pairs}
-
     def found(self) -> dict[int, int]:
         """Of each unit that is corrected, the one that does so surest."""
         return {older: younger for older in self.first[:OLDER] if (younger := self._surest(older, SURE)) is not None}
@@ -80,8 +74,13 @@ class Updates:
         return self._surest(self.first[0], MAY) if self.first else None
 
     def _surest(self, older: int, odds: float) -> int | None:
-        some = [(x, younger) for (o, younger), x in self.odds.items() if o == older and x > odds]
+        some = [pair for pair in self._correcting(older) if pair[0] > odds]
         return max(some, key=lambda x: x[0])[1] if some else None
+
+    def _correcting(self, older: int) -> Iterator[tuple[float, int]]:
+        for younger in self.first:
+            if younger > older and self._told[older] and self._told[younger]:
+                yield self._odds(older, younger), younger
 
     def _odds(self, older: int, younger: int) -> float:
         cos = float(self._saying[older] @ self._saying[younger])
