@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from regard.identity.read import answering
 from regard.identity.read import recall as recalling
 from regard.identity.read.answering import Answering, LookedAt, answering_for, hidden_behind, shipped
 from regard.identity.read.finding import Finder, finder_of
+from regard.identity.read.recall import minds
 from regard.identity.read.scores import Scores
 from regard.identity.state import Recollection
+from regard.models import Sampling
 from regard.models.base import Model
 
 DEPTH = 1
@@ -37,8 +40,8 @@ def finder(model: Model) -> Finder:
 
 def told(model: Model, *texts: str) -> Identity:
     me = nobody(model)
-    for text in texts:
-        me = imprint(me, observe(model, text, letters(), source="a test"), Rule(keep=None))
+    for n, text in enumerate(texts):
+        me = imprint(me, observe(model, text, letters(), source=f"test {n}"), Rule(keep=None))
     return me
 
 
@@ -133,6 +136,65 @@ def test_what_corrects_comes_in_the_stead_of_what_it_corrects_where_it_answers_n
     assert LookedAt(scores_of([9, 9], {0: 1}), {0: 2.0, 1: near}).chosen(3, 100) == [1]
     assert LookedAt(scores_of([9, 9], {0: 1}), {0: 2.0, 1: far}).chosen(1, 100) == [0]
     assert LookedAt(scores_of([9, 9], {0: 1}), {0: 2.0}).chosen(3, 100) == [0], "what was not looked at corrects nothing"
+
+
+def test_how_likely_each_is_goes_by_how_surely_it_answers() -> None:
+    (first, p), (second, q) = LookedAt(scores_of([9, 9, 9]), {0: 1.0, 1: 3.0, 2: -9.0}).likely(2)
+    assert (first, second) == (1, 0)
+    assert p + q == pytest.approx(1)
+    assert p / q == pytest.approx(math.exp(2), rel=1e-5)
+    assert LookedAt(scores_of([9]), {0: -0.1}).likely(3) == [], "nothing is likely where nothing answers"
+
+
+def test_what_corrects_is_as_likely_as_what_it_corrects() -> None:
+    near = 2.0 - answering.NEWER + 0.1
+    (first, p), (second, _) = LookedAt(scores_of([9, 9, 9], {0: 1}), {0: 2.0, 1: near, 2: 1.0}).likely(3)
+    assert (first, second) == (1, 2)
+    assert p == pytest.approx(1 / (1 + math.exp(-1)))
+
+
+CHAT = [
+    {"role": "user", "content": "I write to my tutor."},
+    {"role": "assistant", "content": "Dear tutor."},
+    {"role": "user", "content": "Her name is Ada."},
+]
+
+
+def test_a_unit_alone_is_read_behind_what_it_goes_on_from(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalling, "THRESHOLD", {True: -1e9, False: -1e9})
+    monkeypatch.setattr(answering, "shipped", lambda: constant(model, 9.0))
+    me = imprint(told(model, "The boat leaves at nine."), observe(model, CHAT, letters(), source="a chat"), Rule(keep=None))
+    assert [e.role for e in me.episodes] == ["user", "user", "assistant", "user"]
+    mind = recall(model, me, asking("is Ada?")[1], letters())
+    assert isinstance(mind, Recollection)
+    assert mind.chosen == (1, 3), "the user's message before it, and no other conversation's"
+    words = letters().decode(mind.imprints.token.tolist())
+    assert words.index("tutor") < words.index("Ada")
+    monkeypatch.setattr(recalling, "SLOTS", len(me.episodes[3]) + 2)
+    short = recall(model, me, asking("is Ada?")[1], letters())
+    assert isinstance(short, Recollection)
+    assert short.chosen == (3,), "where there is room for one"
+
+
+def test_one_comes_to_mind_and_is_drawn_as_words_are(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalling, "THRESHOLD", {True: -1e9, False: -1e9})
+    monkeypatch.setattr(answering, "shipped", lambda: constant(model, 9.0))
+    monkeypatch.setattr(LookedAt, "likely", lambda _self, _most: [(0, 0.6), (1, 0.4)])
+    me, prompt = told(model, "My cat is called Mochi.", "The boat leaves at nine."), asking("called Mochi?")[1]
+
+    def comes(sampling: Sampling | None, row: int = 0) -> tuple[int, ...]:
+        mind = recall(model, me, prompt, letters(), sampling=sampling, row=row)
+        assert isinstance(mind, Recollection)
+        return mind.chosen
+
+    assert comes(None) == comes(Sampling()) == (0,), "the likeliest"
+    drawn = [comes(Sampling(temperature=1.0, seed=n)) for n in range(200)]
+    assert drawn == [comes(Sampling(temperature=1.0), row=n) for n in range(200)], "a row draws by seed + row"
+    assert 0.5 < drawn.count((0,)) / 200 < 0.7
+    cold = [comes(Sampling(temperature=0.1, seed=n)) for n in range(50)]
+    assert cold.count((0,)) > 45, "0.6^10 against 0.4^10"
+    each = minds(model, me, prompt, letters())
+    assert [(m.chosen, p) for m, p in each if isinstance(m, Recollection)] == [((0,), 0.6), ((1,), 0.4)]
 
 
 @pytest.mark.parametrize(("bias", "comes"), [(1.0, True), (answering.ANSWERED - 2, False)])

@@ -348,7 +348,8 @@ def test_recall_counts_the_answers_that_contain_the_value(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("pool", "people", "everyday"), [("first", 8, 64), ("second", 8, 64), ("third", 10, 64), ("many", 60, 230)]
+    ("pool", "people", "everyday"),
+    [("first", 8, 64), ("second", 8, 64), ("third", 10, 64), ("fourth", 16, 93), ("many", 60, 230), ("more", 96, 473)],
 )
 def test_people_written_by_hand_told_what_they_are_asked_and_were_answered_by_another(
     pool: WrittenPool, people: int, everyday: int

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .hf.inject import Injected, inject
     from .person import Person
     from .read.recall import recall
+    from .scoring import surprisal
     from .sleep.acting import ActingRule, chosen_by_expected_surprise, expected_surprise
     from .sleep.consolidate import Slept, consolidate
     from .sleep.rule import SleepRule
@@ -53,6 +54,7 @@ _PARTS = {
     "sleep.rule": ("SleepRule",),
     "state": ("Base", "Identity", "Imprints", "Life", "Recollection", "SelfState", "TraceState"),
     "store": ("Event", "IdentityStore"),
+    "scoring": ("surprisal",),
     "trace_directions": ("Direction", "Directions", "directions"),
     "write.rule": ("Rule", "imprint"),
     "write.self_state": ("SelfRule",),
@@ -63,7 +65,7 @@ __all__ = [
     "ActingRule", "Base", "Direction", "Directions", "Episode", "Event", "Experience", "Identity", "IdentityStore", "ImprintEnergy",
     "Imprints", "Injected", "Life", "Person", "Recollection", "Rule", "SelfRule", "SelfState", "SleepRule", "Slept", "TraceRule",
     "TraceState", "base_of", "chosen_by_expected_surprise", "consolidate", "directions", "expected_surprise", "generate",
-    "imprint", "imprint_energy", "inject", "living", "observe", "recall", "stream",
+    "imprint", "imprint_energy", "inject", "living", "observe", "recall", "stream", "surprisal",
 ]  # fmt: skip
 
 

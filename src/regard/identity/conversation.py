@@ -97,7 +97,7 @@ class Conversation:
     ) -> Answer:
         """The answer to one more message; Ctrl-C ends it early, and its ending says so."""
         prompt = self._room(question, sampling)
-        who, sampling = self._mind(question, prompt), self._sparing(sampling)
+        who, sampling = self._mind(question, prompt, sampling), self._sparing(sampling)
         out = generate(
             self.model, prompt, sampling, identity=who, tokenizer=self.tokenizer, on_token=on_token, weights=weights,
             speculate=speculate,
@@ -115,7 +115,7 @@ class Conversation:
     ) -> Iterator[str]:
         """The same as pieces of text; what is wrong is said before the first of them. `then` sees the answer when it has ended."""
         prompt = self._room(question, sampling)
-        who, sampling = self._mind(question, prompt), self._sparing(sampling)
+        who, sampling = self._mind(question, prompt, sampling), self._sparing(sampling)
         tokens = stream(
             self.model, prompt, sampling, identity=who, tokenizer=self.tokenizer, weights=weights, speculate=speculate
         )
@@ -183,11 +183,11 @@ class Conversation:
         answers = (self.tokenizer.encode(m["content"], bos=False) for m in self.messages if m["role"] == "assistant")
         return replace(sampling, penalised=tuple(sorted({t for ids in answers for t in ids})))
 
-    def _mind(self, question: str, prompt: Sequence[int]) -> Identity | None:
+    def _mind(self, question: str, prompt: Sequence[int], sampling: Sampling | None) -> Identity | None:
         """Who answers: what the question brings to mind stands among their imprints."""
         if self.identity is None:
             return None
-        return recall(self.model, self.identity, prompt, self.tokenizer, about=question)
+        return recall(self.model, self.identity, prompt, self.tokenizer, about=question, sampling=sampling)
 
     def _pieces(self, asked: Answer, tokens: Iterator[Token], then: Callable[[Answer], object]) -> Generator[str]:
         said: list[int] = []

@@ -206,7 +206,7 @@ def generate(
     tokens from the prompt and from the identity's own words, and gives the same text in fewer steps; `cache="int8"` keeps keys and values
     in a byte a number.
     """
-    overrides = _overrides(model, identity, prompt, tokenizer)
+    overrides = _overrides(model, identity, prompt, tokenizer, sampling)
     return decoding.generate(
         model, prompt, sampling, overrides=overrides, tokenizer=tokenizer, on_token=on_token, weights=weights, states=states,
         prefill=prefill, speculate=_speculation(model, identity, speculate), cache=cache,
@@ -231,7 +231,7 @@ def stream(
     Everything is checked, and settled who speaks, before this returns: the tokens may then be taken inside any block, by any
     thread or task, one at a time, between those of other streams.
     """
-    overrides = _overrides(model, identity, prompt, tokenizer)
+    overrides = _overrides(model, identity, prompt, tokenizer, sampling)
     return decoding.stream(
         model, prompt, sampling, overrides=overrides, tokenizer=tokenizer, weights=weights, states=states, prefill=prefill,
         speculate=_speculation(model, identity, speculate), cache=cache,
@@ -269,7 +269,9 @@ def own_words(identity: Identity) -> list[tuple[int, ...]]:
     return [t for t in (*texts, *reversed(said)) if len(t) > 1]
 
 
-def _overrides(model: Model, identity: Speaker, prompt: Prompt, tokenizer: object) -> Overrides | None:
+def _overrides(
+    model: Model, identity: Speaker, prompt: Prompt, tokenizer: object, sampling: Sampling | None
+) -> Overrides | None:
     beta: float | None = None
     who = identity
     if isinstance(who, str) and who == "here":
@@ -282,20 +284,32 @@ def _overrides(model: Model, identity: Speaker, prompt: Prompt, tokenizer: objec
     rows = identities(who)
     tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else downloads.TOKENIZERS.get(model)
     if tokenizer is not None and any(i is not None and i.episodes for i in rows):
-        rows = brought_to_mind(model, rows, decoding.prompt_rows(prompt, tokenizer, model), tokenizer)
-    body, reads = read_by(model, rows, beta)
+        rows = brought_to_mind(model, rows, decoding.prompt_rows(prompt, tokenizer, model), tokenizer, sampling)
+    return overrides_of(model, rows, beta)
+
+
+def overrides_of(model: Model, who: Who, beta: float | None = None) -> Overrides:
+    """What an identity does to the layers of one of our models, as it stands: nothing is brought to mind."""
+    body, reads = read_by(model, who, beta)
     assert isinstance(body, OwnBody)
     return {layer: read for layer, read in zip(body.layers, reads, strict=True) if read is not None}
 
 
 def brought_to_mind(
-    model: nn.Module, rows: Sequence[Identity | None], prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
+    model: nn.Module,
+    rows: Sequence[Identity | None],
+    prompts: Sequence[Sequence[int]],
+    tokenizer: Tokenizer,
+    sampling: Sampling | None = None,
 ) -> list[Identity | None]:
     """Whoever reads each prompt, with what it brings to their mind."""
     if len(rows) not in (1, len(prompts)):
         raise ShapeError(f"{len(rows)} identities, one for each row, and there are {len(prompts)} prompts")
     each = rows if len(rows) > 1 else list(rows) * len(prompts)
-    return [None if i is None else recall(model, i, p, tokenizer) for i, p in zip(each, prompts, strict=True)]
+    return [
+        None if i is None else recall(model, i, p, tokenizer, sampling=sampling, row=row)
+        for row, (i, p) in enumerate(zip(each, prompts, strict=True))
+    ]
 
 
-__all__ = ["Speaker", "Who", "generate", "living", "own_words", "read_by", "stream"]
+__all__ = ["Speaker", "Who", "generate", "living", "overrides_of", "own_words", "read_by", "stream"]

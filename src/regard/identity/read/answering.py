@@ -109,19 +109,32 @@ class LookedAt:
                 room -= size
         return sorted(chosen)
 
+    def likely(self, most: int) -> list[tuple[int, float]]:
+        """What may answer, and how likely each is the one that does, the likeliest first; nothing where nothing does."""
+        if self.best < 0:
+            return []
+        # What corrects is as likely as what it corrects, where that is likelier.
+        odds = dict[int, float]()
+        for u in sorted(self.odds, key=lambda u: -self.odds[u]):
+            odds.setdefault(self._newest(u), self.odds[u])
+        first = list(odds)[:most]
+        return list(zip(first, torch.tensor([odds[u] for u in first]).softmax(0).tolist(), strict=True))
+
     def _newest(self, unit: int) -> int:
         while (newer := self.scores.newer.get(unit)) in self.odds and self.odds[newer] >= self.odds[unit] - NEWER:
             unit = newer
         return unit
 
 
-def looked_at(finder: Finder, scores: Scores, answering: Answering, asked: Sequence[int], prompt: Sequence[int]) -> LookedAt:
-    """The first in rank, what corrects them and what may correct the first, each with the question behind it."""
+def looked_at(
+    finder: Finder, scores: Scores, answering: Answering, asked: Sequence[int], prompt: Sequence[int], room: int
+) -> LookedAt:
+    """The first in rank, what corrects them and what may correct the first, each as it would be read, with the question behind it."""
     first = scores.rank.topk(min(LOOKS, len(scores.units))).indices.tolist()
     others = [scores.newest(u) for u in first] + ([] if scores.beside is None else [scores.beside])
     odds = dict[int, float]()
     for u in dict.fromkeys([*first, *others]):
-        said = [scores.episodes[i].tokens.tolist() for i in scores.units[u]]
+        said = [scores.episodes[i].tokens.tolist() for i in scores.in_place(u, room)]
         hidden = hidden_behind(finder, said, asked, prompt, answering.depth)
         behind = float(scores.rank[u] - scores.rank.max())
         odds[u] = answering.odds(hidden, behind, float(scores.coherence[u])) - ANSWERED

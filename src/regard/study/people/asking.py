@@ -11,32 +11,31 @@ several questions is read once for all of them (`read_before`). `ask_all` asks m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ...identity.body import body_of
 from ...identity.experience import Chat, Experience, observe, tokenised
-from ...identity.read.answering import answering_for, looked_at
 from ...identity.read.body import OwnBody
 from ...identity.read.finding import finder_of
-from ...identity.read.recall import recall
-from ...identity.read.scores import scored
-from ...identity.speaking import read_by
+from ...identity.read.recall import MOST, Asking, asking
+from ...identity.scoring import log_probabilities
+from ...identity.speaking import overrides_of
 from ...identity.speech import MARKUP, Speech
 from ...identity.state import Identity, Recollection
 from ...identity.store.replay import cut
 from ...identity.write.rule import Rule, imprint
 from ...models.base import Model
 from ...models.decode.cache import StaticCache, static_caches
-from ...models.decode.contrast import Contrasted, Pair, contrast_of, contrasted
+from ...models.decode.contrast import Contrasted, Pair, contrast_of
 from ...models.decode.generate import Overrides
 from ...models.decode.prepare import prepare
-from ...models.decode.rows import Rows, finished, rows_of
+from ...models.decode.rows import finished, rows_of
 from ...models.decode.sampling import Drawer, Sampling
 from ...models.tokenizer import Tokenizer
 from ...nn import bound
@@ -72,14 +71,6 @@ class Ask(NamedTuple):
     """Whether its prompt begins as that of all others does that say so."""
 
 
-def _along(rows: Rows[Any], row: Any, ids: Sequence[int]) -> Tensor:
-    """Logits behind each of these, which are then overwritten by what is said instead."""
-    logits, before = list[Tensor](), copy(row)
-    finished(rows.read(row, ids, lambda x: logits.append(x.clone())))
-    vars(row).update(vars(before))
-    return torch.cat(logits)
-
-
 def _common(prompts: Sequence[Sequence[int]], grain: int) -> int:
     """How many tokens all of these begin with, in whole grains; the last of a prompt is never one of them."""
     shared = 0
@@ -103,6 +94,8 @@ class Examiner:
     model: Model
     tokenizer: Tokenizer
     sampling: Sampling = GREEDY
+    asked: WeakKeyDictionary[Identity, Asking] = field(default_factory=WeakKeyDictionary, repr=False)
+    """Of each that `recalled` gave, what else might have come to mind, and how likely that was."""
 
     @cached_property
     def body(self) -> OwnBody:
@@ -126,7 +119,7 @@ class Examiner:
     ) -> Said:
         """Under an identity as it stands: whoever has episodes is brought to mind before (`recalled`)."""
         overrides = self._overrides(who)
-        if contrast_of(overrides, self.sampling):
+        if contrast_of(overrides, self.sampling) or (who is not None and who in self.asked):
             return self.ask_all([Ask(prompt, answer, who, greedy)])[0]
         decoder, ids = prepare(self.model), self.tokenizer.encode(answer, bos=False)
         caches, start = static_caches(decoder.depth, len(prompt) + len(ids) + self.sampling.max_tokens), 0
@@ -167,23 +160,28 @@ class Examiner:
         return [Said(nat, text, len(ask.prompt)) for nat, text, ask in zip(nats, texts, asks, strict=True)]
 
     def _overrides(self, who: Identity | None) -> Overrides:
-        reads = read_by(self.model, who)[1]
-        return {layer: read for layer, read in zip(self.body.layers, reads, strict=True) if read is not None}
+        return overrides_of(self.model, who)
 
     def _opened(self, rows: Contrasted, ask: Ask, n: int, asks: Sequence[Ask]) -> tuple[Pair, int | None]:
         """A row for an ask, and the first of those whose prompt begins as its does."""
+        same = [m for m, x in enumerate(asks) if x.who is None and ask.who is None and x.whole and ask.whole]
+        return self._open(rows, ask), same[0] if len(same) > 1 else None
+
+    def _open(self, rows: Contrasted, ask: Ask) -> Pair:
         overrides = self._overrides(ask.who)
         room = len(ask.prompt) + len(self.tokenizer.encode(ask.answer, bos=False)) + self.sampling.max_tokens + 1
-        same = [m for m, x in enumerate(asks) if x.who is None and ask.who is None and x.whole and ask.whole]
-        return rows.open(overrides, room, contrast_of(overrides, self.sampling)), same[0] if len(same) > 1 else None
+        return rows.open(overrides, room, contrast_of(overrides, self.sampling))
 
     def _nats(self, rows: Contrasted, row: Pair, first: Tensor, ask: Ask) -> float:
-        ids, logits = self.tokenizer.encode(ask.answer, bos=False), [first[None]]
-        if len(ids) > 1:
-            each = [_along(rows.rows, one, ids[:-1]) for one in (row.own, row.plain) if one is not None]
-            logits.append(each[0] if row.plain is None else contrasted(each[0], each[1], row.contrast))
-        logs = torch.cat(logits).float().log_softmax(-1)
-        return -float(logs.gather(-1, torch.tensor(ids)[:, None]).mean())
+        """Of the answer, whatever came to mind: −log of the mean probability over all that might have."""
+        ids = self.tokenizer.encode(ask.answer, bos=False)
+        logs, weights = [log_probabilities(rows, row, first, ids).sum()], [1.0]
+        if ask.who is not None and (asked := self.asked.get(ask.who)) is not None and len(asked.likely) > 1:
+            weights = [p for _, p in asked.likely]
+            for unit, _ in asked.likely[1:]:
+                other = self._open(rows, ask._replace(who=asked.alone(unit)))
+                logs.append(log_probabilities(rows, other, finished(rows.read(other, ask.prompt)), ids).sum())
+        return -float((torch.stack(logs) + torch.tensor(weights).log()).logsumexp(0)) / len(ids)
 
     def _said(self, rows: Contrasted, opened: Sequence[Pair], firsts: Sequence[Tensor], asks: Sequence[Ask]) -> list[str]:
         ends, said = set(self.tokenizer.eos_ids), [list[int]() for _ in asks]
@@ -221,7 +219,14 @@ class Examiner:
 
     def recalled(self, who: Identity, prompt: Sequence[int]) -> Identity:
         """The identity as this prompt reads it, as `generate(…, identity=who)` has it."""
-        return recall(self.model, who, prompt, self.tokenizer)
+        asked = asking(self.model, who, prompt, self.tokenizer)
+        if asked is None:
+            return who
+        if not asked.likely:
+            return asked.together(MOST)
+        mind = asked.alone(asked.likely[0][0])
+        self.asked[mind] = asked
+        return mind
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,15 +242,9 @@ class Written:
 
     def ranking(self, examiner: Examiner, question: str) -> list[list[Turn]]:
         """Where the units of this life were said, the fittest first, whether or not they cohere; those that are looked at by how surely they answer."""
-        finder = finder_of(examiner.body, examiner.tokenizer)
-        asked = examiner.tokenizer.encode(question, bos=False)
-        scores = scored(finder, self.identity.episodes, asked, question)
-        order = scores.rank.argsort(descending=True).tolist()
-        if (answering := answering_for(examiner.body)) is not None:
-            prompt = examiner.prompt([{"role": "user", "content": question}])
-            odds = looked_at(finder, scores, answering, asked, prompt).odds
-            order = [*sorted(odds, key=lambda u: -odds[u]), *(u for u in order if u not in odds)]
-        return [[self.places[i] for i in scores.units[u]] for u in order]
+        prompt = examiner.prompt([{"role": "user", "content": question}])
+        asked = asking(examiner.model, self.identity, prompt, examiner.tokenizer)
+        return [] if asked is None else [[self.places[i] for i in asked.scores.units[u]] for u in asked.ranking]
 
 
 def rank_of(ranking: Sequence[Sequence[Turn]], turns: Sequence[Turn]) -> int:

@@ -1,13 +1,14 @@
 """People whom somebody wrote by hand, message by message, as they would write to an assistant: no grammar generates them.
 
-for person in written("third"):
+for person in written("fourth"):
     person.history        four to seven conversations: mails, recipes, code, plans, small talk, pasted text
     person.questions      five or six about what they told, some of it changed later, and one about what the assistant said
     person.unanswerable   about their own life, and never told
-written_everyday("third")         what anybody asks
+written_everyday("fourth")         what anybody asks
 
-The first two pools have eight people each, the third ten, by three authors who knew nothing of how any of this works; the first two were opened
-once each and served for tuning after it. "many" are sixty people by six such authors, ten each: to learn from, never to be judged by.
+The first two pools have eight people each, the third ten, the fourth sixteen, by five authors who knew nothing of how any of this works; each pool was
+opened once, and served for tuning after that. "many" are sixty people by six such authors, ten each, and "more" ninety-six by twelve, eight
+each: to learn from, never to be judged by.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .data import frozen_json
 from .natural import NaturalFact, NaturalPerson, NaturalQuestion
 from .natural_data import FactKind
 
-WrittenPool = Literal["first", "second", "third", "many"]
+WrittenPool = Literal["first", "second", "third", "fourth", "many", "more"]
 
 
 @cache
