@@ -153,29 +153,6 @@ def test_what_corrects_is_as_likely_as_what_it_corrects() -> None:
     assert p == pytest.approx(1 / (1 + math.exp(-1)))
 
 
-CHAT = [
-    {"role": "user", "content": "I write to my tutor."},
-    {"role": "assistant", "content": "Dear tutor."},
-    {"role": "user", "content": "Her name is Ada."},
-]
-
-
-def test_a_unit_alone_is_read_behind_what_it_goes_on_from(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recalling, "THRESHOLD", {True: -1e9, False: -1e9})
-    monkeypatch.setattr(answering, "shipped", lambda: constant(model, 9.0))
-    me = imprint(told(model, "The boat leaves at nine."), observe(model, CHAT, letters(), source="a chat"), Rule(keep=None))
-    assert [e.role for e in me.episodes] == ["user", "user", "assistant", "user"]
-    mind = recall(model, me, asking("is Ada?")[1], letters())
-    assert isinstance(mind, Recollection)
-    assert mind.chosen == (1, 3), "the user's message before it, and no other conversation's"
-    words = letters().decode(mind.imprints.token.tolist())
-    assert words.index("tutor") < words.index("Ada")
-    monkeypatch.setattr(recalling, "SLOTS", len(me.episodes[3]) + 2)
-    short = recall(model, me, asking("is Ada?")[1], letters())
-    assert isinstance(short, Recollection)
-    assert short.chosen == (3,), "where there is room for one"
-
-
 def test_one_comes_to_mind_and_is_drawn_as_words_are(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recalling, "THRESHOLD", {True: -1e9, False: -1e9})
     monkeypatch.setattr(answering, "shipped", lambda: constant(model, 9.0))

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from regard import SpecError
 from regard.identity import generate, stream
 from regard.identity.body import base_of
-from regard.identity.read.layer import CONTRAST
 from regard.identity.speaking import living, read_by
-from regard.identity.state import Identity, Recollection
+from regard.identity.state import LEAN, Identity, Recollection
 from regard.models import Sampling
 from regard.models.base import Model
 from regard.models.decode import native
@@ -68,7 +67,7 @@ def said(model: Model, who: Any, prompts: Any, contrast: float | None = None, **
 def test_what_is_said_is_the_definition(model: Model, contrast: float | None, made: Callable[[Model], Recollection]):
     who = made(model)
     for prompt in PROMPTS:
-        expected = defined(model, who, prompt, CONTRAST if contrast is None else contrast)
+        expected = defined(model, who, prompt, LEAN if contrast is None else contrast)
         assert said(model, who, prompt, contrast)[0] == expected
     plain, leaning = (defined(model, who, PROMPTS[0], c) for c in (0.0, 2.0))
     assert plain != leaning, "the case is not trivial"
@@ -84,7 +83,7 @@ def test_only_what_came_to_mind_leans_by_itself(model: Model):
 @pytest.mark.parametrize("sure", [0.0, 0.5, 1.0])
 def test_words_lean_as_far_as_it_is_sure_that_they_were_asked_for(model: Model, sure: float):
     who = replace(mind(model), sure=sure)
-    assert said(model, who, PROMPTS[0])[0] == defined(model, who, PROMPTS[0], sure * CONTRAST)
+    assert said(model, who, PROMPTS[0])[0] == defined(model, who, PROMPTS[0], sure * LEAN)
     assert said(model, who, PROMPTS[0], 2.0)[0] == defined(model, who, PROMPTS[0], 2.0)
 
 
@@ -119,7 +118,7 @@ def test_without_a_compiler_the_same_is_said(model: Model, monkeypatch: pytest.M
 
 def test_whoever_lives_here_is_held_against_the_model_by_itself(model: Model):
     who, other = mind(model), lives.someone(base_of(model), 5)
-    expected = defined(model, who, PROMPTS[0], CONTRAST)
+    expected = defined(model, who, PROMPTS[0], LEAN)
     with living(model, other):
         assert said(model, who, PROMPTS[0])[0] == expected
 

@@ -1,9 +1,10 @@
 """What was settled on made-up people holds for people whom somebody wrote by hand, without knowing the rules.
 
-One seed is one person of the third pool of `people.written`: no grammar made them, and nothing was chosen on them. They were opened for this study
-alone, once, when everything was settled on seven pools of `people.natural` and on the other pools of `people.written`.
+One seed is one person of the fourth pool of `people.written`, by two authors: no grammar made them, and nothing was chosen on them. They were opened
+for this study alone, once, when everything was settled on seven pools of `people.natural` and on the other pools of `people.written`.
 SmolLM2 writes their episodes and is asked their questions in a fresh chat, greedily and in nats of the accepted answer: with nothing, with
-the history in the context, with one and three turns as text by BM25 and by MiniLM, the turn that says it, episodes, and another person's.
+the history in the context, with one and three turns as text by BM25 and by MiniLM, the turn that says it, episodes, and another person's. Nats under
+episodes are over all that may come to mind (`identity.scoring`), as an answer is drawn at temperature 1.
 
 Beside it: the rank of the right turn, against the turn of another question (shuffled); whether what was changed later is likelier than what it was; what
 brings nothing to mind of the questions without an answer; and whether everyday questions are answered as without an identity, without a private word.
@@ -33,8 +34,8 @@ from .tasks.pretrained import smollm2
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PEOPLE = 10
-POOL: WrittenPool = "third"
+PEOPLE = 16
+POOL: WrittenPool = "fourth"
 STATES = (
     "nothing", "history in context", "BM25, 1 turn", "BM25, 3 turns", "MiniLM, 1 turn", "MiniLM, 3 turns", "the right turn",
     "episodes", "another's episodes",
@@ -51,7 +52,7 @@ class Plan:
     """Tokens of a greedy answer at most."""
 
 
-PLANS = {"mini": Plan(2, 2, 1, 2), "quick": Plan(None, 2, 4, 8), "full": Plan(None, 7, 64, 24)}
+PLANS = {"mini": Plan(2, 2, 1, 2), "quick": Plan(None, 2, 4, 8), "full": Plan(None, 7, 48, 24)}
 
 
 @cache
@@ -211,7 +212,7 @@ def planted(kind: Plant, seed: int) -> Record:
 STUDY = Study(
     claim="Of people whom another author wrote by hand, and on whom nothing was chosen, what a prompt brings to mind is theirs, answers better than retrieval as text, and comes only when asked for.",
     source="what an identity promises here",
-    protocol=f"Ten people written by hand, opened once; SmolLM2 writes their episodes and answers {PLANS['full'].questions} questions in a fresh chat, greedily and in nats of the accepted answer, under nine states, and 64 everyday questions.",
+    protocol=f"Sixteen people written by hand by two authors, opened once; SmolLM2 writes their episodes and answers {PLANS['full'].questions} questions in a fresh chat, greedily and in nats of the accepted answer, under nine states, and 48 everyday questions.",
     controls=(
         "another person's episodes",
         "the turn of another question (shuffled)",

@@ -126,15 +126,13 @@ class LookedAt:
         return unit
 
 
-def looked_at(
-    finder: Finder, scores: Scores, answering: Answering, asked: Sequence[int], prompt: Sequence[int], room: int
-) -> LookedAt:
-    """The first in rank, what corrects them and what may correct the first, each as it would be read, with the question behind it."""
+def looked_at(finder: Finder, scores: Scores, answering: Answering, asked: Sequence[int], prompt: Sequence[int]) -> LookedAt:
+    """The first in rank, what corrects them and what may correct the first, each with the question behind it."""
     first = scores.rank.topk(min(LOOKS, len(scores.units))).indices.tolist()
     others = [scores.newest(u) for u in first] + ([] if scores.beside is None else [scores.beside])
     odds = dict[int, float]()
     for u in dict.fromkeys([*first, *others]):
-        said = [scores.episodes[i].tokens.tolist() for i in scores.in_place(u, room)]
+        said = [scores.episodes[i].tokens.tolist() for i in scores.units[u]]
         hidden = hidden_behind(finder, said, asked, prompt, answering.depth)
         behind = float(scores.rank[u] - scores.rank.max())
         odds[u] = answering.odds(hidden, behind, float(scores.coherence[u])) - ANSWERED

@@ -47,16 +47,6 @@ class Index:
         return units
 
     @cached_property
-    def before(self) -> list[tuple[int, ...]]:
-        """The last thing that the user said before each unit in the same conversation: what "She's called Ada" goes on from."""
-        before, said = list[tuple[int, ...]](), -1
-        for unit in self.units:
-            goes_on = said >= 0 and self.episodes[said].source == self.episodes[unit[0]].source
-            before.append((said,) if goes_on else ())
-            said = next((i for i in reversed(unit) if self.episodes[i].role == "user"), said)
-        return before
-
-    @cached_property
     def first(self) -> Int[Tensor, " U"]:
         return torch.tensor([u[0] for u in self.units])
 

@@ -55,12 +55,6 @@ class Place(NamedTuple):
         return self.head if self.head > 1 else 0
 
 
-CONTRAST = 0.5
-"""How far what is said leans away from what would be said of nothing to speak of (`finding.NOTHING`), where something came to mind.
-
-94 questions whose right turn came (written by hand, visitor, fresh, choose: 34, 19, 19, 22), right greedy answers and nats: away from the model by itself by ½
-31 (7, 4, 8, 12), 3.06; away from `NOTHING` by ½ 40 (9, 5, 12, 14), 3.00, by ¾ 42, 3.00; from a greeting in its stead by ½ 38, 3.01; from things that
-people tell, which are no nothing, 35, 3.03; by 1 and no word that is 20 times less likely than another 43."""
 ABSENT = -1e4
 """The log weight of a slot that a row of the batch does not have: exp of it is 0 in every dtype."""
 
@@ -415,7 +409,7 @@ def _leaning(identity: Identity | None) -> float:
     """How far somebody's words lean away from the model's own: as far as it is sure that what came to mind was asked for."""
     if not isinstance(identity, Recollection) or not identity.chosen:
         return 0.0
-    return CONTRAST * identity.sure
+    return identity.lean * identity.sure
 
 
 def token_layers(s: Float[Tensor, "L S"]) -> list[bool]:

@@ -90,8 +90,6 @@ class Scores:
     """What may correct the first in rank."""
     asked: Float[Tensor, " W"] | None = None
     """What the question means, less what all questions about a life have in common."""
-    before: Sequence[tuple[int, ...]] = ()
-    """What each unit goes on from, if anything (`index`)."""
 
     def best(self, most: int) -> float:
         """The coherence of the most coherent among the first in rank."""
@@ -133,11 +131,6 @@ class Scores:
 
     def _said(self, unit: int) -> list[int]:
         return [t for i in self.units[unit] for t in self.episodes[i].tokens.tolist()]
-
-    def in_place(self, unit: int, room: int) -> tuple[int, ...]:
-        """Episodes that are read when a unit comes to mind alone: what it goes on from, where there is room for it, and itself."""
-        whole = (*(self.before[unit] if self.before else ()), *self.units[unit])
-        return whole if sum(len(self.episodes[i]) + 1 for i in whole) <= room else self.units[unit]
 
     def newest(self, unit: int) -> int:
         # What corrects is younger than what it corrects, so this ends.
@@ -193,7 +186,7 @@ def scored(finder: Finder, episodes: Sequence[Episode], asked: Sequence[int], te
         for older in sorted(newer):
             # Whoever asks for the one asks for the other.
             coherence[newer[older]] = torch.maximum(coherence[newer[older]], coherence[older])
-    return Scores(episodes, index.units, rank, coherence, known is not None, newer, beside, sought_for, index.before)
+    return Scores(episodes, index.units, rank, coherence, known is not None, newer, beside, sought_for)
 
 
 def _by_keys(asked: Float[Tensor, "n W"], index: Index, some: Sequence[int]) -> tuple[Float[Tensor, " U"], Float[Tensor, " U"]]:

@@ -22,6 +22,7 @@ from ..packed import Packed
 from ..state import Identity, Imprints
 from .body import Body
 from .finding import Finder
+from .reader import reader_for
 
 LATE, SHORT = 1.0, 84
 """Nats by which the last layer looks more at what came to mind, at most, the first not at all, those between in proportion (`write/imprints.py`); and
@@ -41,10 +42,12 @@ def slots_of(
     prompt: Sequence[int],
     less: Sequence[Tensor | None] = (),
     more: Sequence[Tensor] = (),
+    sure: float = 0.0,
 ) -> Imprints:
     """What comes to mind as slots, behind the head that a prompt would have with nothing before it.
 
-    `less` is added to the scores of each episode's tokens, if it has any; `more` in late layers.
+    `less` is added to the scores of each episode's tokens, if it has any; `more` in late layers. The words around are those of a reader
+    (`reader.py`) as far as it is `sure` that something was asked.
     """
     kept = [(e.k, e.v) for e in episodes if e.k is not None and e.v is not None]
     slots, owner = _slots(
@@ -53,6 +56,7 @@ def slots_of(
         [e.tokens.tolist() for e in episodes],
         tuple(e.digest for e in episodes),
         kept if len(kept) == len(episodes) else None,
+        sure,
     )
     sources = torch.tensor([identity.sources.index(e.source) for e in episodes], dtype=torch.int32)
     position = torch.tensor([e.position for e in episodes], dtype=torch.int32)
@@ -67,9 +71,9 @@ def slots_of(
     return slots if body.has_heads else slots.pick((owner >= 0).nonzero().flatten())
 
 
-def nothing_told(finder: Finder, prompt: Sequence[int]) -> Imprints:
+def nothing_told(finder: Finder, prompt: Sequence[int], sure: float = 0.0) -> Imprints:
     """What a prompt would be read with if all that anybody had ever said were `NOTHING`."""
-    return _slots(finder, prompt, [finder.nothing], ("nothing",))[0]
+    return _slots(finder, prompt, [finder.nothing], ("nothing",), None, sure)[0]
 
 
 def _slots(
@@ -77,7 +81,8 @@ def _slots(
     prompt: Sequence[int],
     said: Sequence[Sequence[int]],
     names: tuple[str, ...],
-    kept: Sequence[Pair] | None = None,
+    kept: Sequence[Pair] | None,
+    sure: float,
 ) -> tuple[Imprints, Tensor]:
     """What was said, between the words of the frame, as slots of nobody; and of which part each is."""
     head = finder.frame.head_alone(prompt)
@@ -86,6 +91,9 @@ def _slots(
         k, v = _held(finder.body, names, head, tokens)
     else:
         k, v = _put_together(finder.body, finder, kept, head, prompt)
+    before, _, after = finder.frame.around(prompt)
+    if sure and (reader := reader_for(finder.body, len(before), len(after))) is not None:
+        k, v = reader.moved(k, v, sure)
     owner = torch.tensor(part)
     zeros, is_said = torch.zeros(len(tokens)), owner >= 0
     more = min(LATE, max(0.0, math.log(SHORT / max(int(is_said.sum()), 1))))

@@ -179,7 +179,7 @@ class Examiner:
         if ask.who is not None and (asked := self.asked.get(ask.who)) is not None and len(asked.likely) > 1:
             weights = [p for _, p in asked.likely]
             for unit, _ in asked.likely[1:]:
-                other = self._open(rows, ask._replace(who=asked.alone(unit)))
+                other = self._open(rows, ask._replace(who=asked.read([unit])))
                 logs.append(log_probabilities(rows, other, finished(rows.read(other, ask.prompt)), ids).sum())
         return -float((torch.stack(logs) + torch.tensor(weights).log()).logsumexp(0)) / len(ids)
 
@@ -224,7 +224,7 @@ class Examiner:
             return who
         if not asked.likely:
             return asked.together(MOST)
-        mind = asked.alone(asked.likely[0][0])
+        mind = asked.read([asked.likely[0][0]])
         self.asked[mind] = asked
         return mind
 

@@ -33,6 +33,12 @@ def written_everyday(pool: WrittenPool) -> tuple[str, ...]:
     return tuple(frozen_json(f"written_{pool}.json")["everyday"])
 
 
+def written_replies(pool: WrittenPool) -> tuple[tuple[str | None, ...], ...]:
+    """Of each person's questions, a sentence that somebody wrote around the answer; None where nobody did."""
+    people = frozen_json(f"written_{pool}.json")["people"]
+    return tuple(tuple(q.get("said") for q in person["questions"]) for person in people)
+
+
 def _person(given: dict[str, Any]) -> NaturalPerson:
     asked = [_question(n, q) for n, q in enumerate(given["questions"])]
     return NaturalPerson(
@@ -54,4 +60,4 @@ def _question(n: int, given: dict[str, Any]) -> tuple[NaturalFact, NaturalQuesti
     return fact, NaturalQuestion(given["text"], answers, (old,) if old else (), n, turn, fact.key)
 
 
-__all__ = ["WrittenPool", "written", "written_everyday"]
+__all__ = ["WrittenPool", "written", "written_everyday", "written_replies"]
