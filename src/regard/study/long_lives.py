@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..identity.read.finding import finder_of
-from ..identity.read.recall import recall, scored
+from ..identity.read.recall import scored
 from ..identity.speaking import generate
 from ..identity.state import Identity, Recollection
 from ..models.decode.sampling import Sampling
@@ -136,12 +136,9 @@ def _refused(mind: Identity) -> bool:
 def _row(q: LifeQuestion, mine: Lived, other: Identity, examiner: Examiner) -> tuple[Record, Identity]:
     plain, identity = _plain(examiner, q.text), mine.written.identity
     chosen, choose, cold = _choosing(examiner, identity, q.text)
-    model, tokenizer = examiner.model, examiner.tokenizer
-    read, remember = _timed(lambda: recall(model, identity, plain, tokenizer))
-    answer = _timed(lambda: generate(model, plain, examiner.sampling, identity=read, tokenizer=tokenizer))[1]
-    again = _timed(lambda: recall(model, identity, plain, tokenizer))[1]
-    mind = examiner.recalled(identity, plain)
-    own = examiner.ask_all([Ask(plain, q.value, mind)])[0]
+    mind, remember = _timed(lambda: examiner.recalled(identity, plain))
+    own, answer = _timed(lambda: examiner.ask(plain, q.value, mind))
+    again = _timed(lambda: examiner.recalled(identity, plain))[1]
     other_mind = examiner.recalled(other, plain)
     theirs, nothing = examiner.ask_all([Ask(plain, q.value, other_mind), Ask(plain, q.value, greedy=False)])
     turns = mine.written.chosen_turns(mind)
