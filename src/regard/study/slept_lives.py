@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..identity.body import frozen
-from ..identity.read.recall import recall
 from ..identity.sleep.answering import logs_along
 from ..identity.sleep.consolidate import Slept, consolidate
 from ..identity.sleep.items import answers_item, losses
@@ -275,7 +274,7 @@ def _state(me: Lived, other: Lived, examiner: Examiner) -> tuple[Record, dict[st
     value = examiner.tokenizer.encode(oldest.value, bos=False)[:1]
     examiner.recalled(other.default, prompt)  # what a model works out once, for everybody, is not timed
     began = time.process_time()
-    mind = recall(examiner.model, who, prompt, examiner.tokenizer)
+    mind = examiner.recalled(who, prompt)
     examiner.ask(prompt, examiner.tokenizer.decode(value), mind, greedy=False)
     first = time.process_time() - began
     more = {name: _each_token(examiner, prompt, x) for name, x in (("with", mind), ("plain", None))}
